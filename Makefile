@@ -1,0 +1,31 @@
+# Everything a newcomer types. `make env` creates .venv; the other targets use it.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+ARGS   ?=
+
+.PHONY: env tune test lint docs clean
+
+env: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[tune,dev]"
+	touch $(STAMP)
+
+# The quick sweep on the bundled model; `make tune ARGS=--resume` goes on where it stopped.
+tune: env
+	$(BIN)/strata tune $(ARGS)
+
+test: env
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: env
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,129 @@
+"""What a session is asked for: plain values with their defaults, resolved once.
+
+Every default lives here and nowhere else; the CLI, the tuner and the tests read it from here.
+"Auto" is a value of its own (`None` or ``"auto"``) and is resolved into a new object by
+`strata.session`, never written back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from strata.errors import UsageError
+
+PAGE_CELLS = 16
+DEFAULT_RING_CELLS = {"cuda": 32_768, "cpu": 1_024}
+DEFAULT_MAX_NEW = 256
+MAX_DRAFTS = 7
+"""A verify window has at most 8 rows: the last token and 7 drafts."""
+
+WINDOW_SLACK_CELLS = 9
+"""The drafter's ring holds its window plus one round of drafts, the bonus token and one spare."""
+
+Victims = Literal["clock", "lrfu"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """How many cells a query row reads: a constant, a fraction of the depth, or all (dense)."""
+
+    cells: int = 0
+    depth_divisor: int = 0
+
+    @property
+    def is_dense(self) -> bool:
+        """Return whether a row reads every cell."""
+        return self.cells == 0 and self.depth_divisor == 0
+
+    def pages(self, *, need_cells: int, page_cells: int) -> int:
+        """Return the pages one row reads in a session of `need_cells`, 0 for dense.
+
+        The number is fixed when the session is created, so that it never moves with the depth
+        reached or with the number of rows.
+        """
+        if self.is_dense:
+            return 0
+        cells = self.cells or -(-need_cells // self.depth_divisor)
+        floor = 1 + tail_pages(page_cells)
+        return max(-(-cells // page_cells), floor)
+
+    def __str__(self) -> str:
+        return f"depth/{self.depth_divisor}" if self.depth_divisor else str(self.cells)
+
+    @classmethod
+    def parse(cls, text: str) -> Selection:
+        """Read ``0``, ``2048``, ``2K`` or ``depth/8``; raise UsageError otherwise."""
+        from strata.units import parse_cells
+
+        head, slash, tail = text.strip().partition("/")
+        if slash and head == "depth" and tail.isdigit() and int(tail) > 0:
+            return cls(depth_divisor=int(tail))
+        if slash:
+            raise UsageError(f"--kv-select: {text!r} is neither a number of cells nor depth/N")
+        cells = parse_cells(text, name="--kv-select")
+        if cells < 0:
+            raise UsageError(f"--kv-select: {text!r} is negative; 0 reads everything")
+        return cls(cells=cells)
+
+
+def tail_pages(page_cells: int) -> int:
+    """Return T = 1 + ceil(9 / page_cells), the pages up to a row's own that it always reads.
+
+    Nine cells is the widest verify window with its bonus token, so every page older than the
+    tail is wholly committed whatever the window holds.
+    """
+    return 1 + -(-WINDOW_SLACK_CELLS // page_cells)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvConfig:
+    """The knobs of the K/V ring, as a user gives them."""
+
+    resident_cells: int | None = None
+    """The cap (`--kv-resident`); 0 keeps the whole context resident, None is ``auto``."""
+    ring_default_cells: int | None = None
+    """None takes the device's entry of DEFAULT_RING_CELLS."""
+    victims: Victims = "clock"
+    selection: Selection = Selection()
+    page_cells: int = PAGE_CELLS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecConfig:
+    """The knobs of the drafter."""
+
+    drafts: int | Literal["auto"] | None = None
+    """Tokens drafted a round; 0 is off, None takes 1 where the model has an MTP layer."""
+    min_p: float = 0.0
+    """Stop drafting when the drafter gives its own token less than this probability."""
+    window_cells: int | None = None
+    """W: the drafter reads the last W cells; 0 is all, None (``auto``) is the session's ring."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionConfig:
+    """Everything that shapes a session before its memory is laid out."""
+
+    kv: KvConfig = KvConfig()
+    spec: SpecConfig = SpecConfig()
+    policy: str | None = None
+    """`fixed`, `depth`, `adapt`, `learned`; None asks the environment, then takes `fixed`."""
+    table: str | None = None
+    vram_budget_bytes: int | None = None
+    max_context_cells: int | None = None
+    """None is the session's need (one `generate`); a served conversation names its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How one continuation is drawn and where it ends."""
+
+    max_new: int = DEFAULT_MAX_NEW
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False

@@ -1,0 +1,41 @@
+"""What can go wrong, drawn as one tree.
+
+::
+
+    StrataError                 any failure strata foresaw; the CLI prints its sentence, exit code 2
+    |-- UsageError              a switch, variable or file given by the user cannot mean anything
+    |-- CheckpointError         a model folder is missing, truncated or of a foreign layout
+    |-- BudgetError             what was asked for does not fit the memory it was given
+    |-- TableError              a policy table is missing, damaged or of an unknown schema
+    `-- StoreError              a trial database is locked, damaged or newer than this version
+
+A message says what was got, what is allowed, and what to do.
+"""
+
+from __future__ import annotations
+
+EXIT_BAD_INPUT = 2
+
+
+class StrataError(Exception):
+    """Base of every foreseen failure; its text is one sentence for a person."""
+
+
+class UsageError(StrataError):
+    """Report a switch, variable or input file that cannot be used as given."""
+
+
+class CheckpointError(StrataError):
+    """Report a checkpoint folder that is missing, truncated or of a foreign layout."""
+
+
+class BudgetError(StrataError):
+    """Report memory that cannot hold what was asked for, with the smallest that could."""
+
+
+class TableError(StrataError):
+    """Report a policy table that is missing, damaged or of an unknown schema."""
+
+
+class StoreError(StrataError):
+    """Report a trial database that is locked, damaged or from a newer version."""
