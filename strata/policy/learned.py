@@ -1,0 +1,108 @@
+"""Ask a policy table for a ring, and say why where it has no answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from strata.policy.decision import Gain
+from strata.policy.request import RingRequest
+from strata.policy.search import obstacles
+from strata.policy.table import PolicyTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """Hold what a table says; `ring_cells` is the default ring wherever it has no better one."""
+
+    ring_cells: int
+    reason: str
+    warnings: tuple[str, ...] = ()
+    tier: str | None = None
+    gain: Gain | None = None
+    table: str | None = None
+
+
+def consult_table(request: RingRequest, *, default_cells: int) -> Advice:
+    """Return the table's ring for the request, before the session's own bounds.
+
+    `default_cells` is the ring that a session without a policy would get. A table whose
+    conditions are not the session's, or that has measured no such need, gives the default ring
+    and one warning that names the difference.
+    """
+    table = request.table
+    if table is None:
+        return _no_table(request, default_cells)
+    if difference := _difference(table, request):
+        return Advice(
+            ring_cells=default_cells,
+            reason="the table does not apply: the default ring",
+            warnings=(
+                f"policy table {request.table_origin} does not apply: {difference}; "
+                f"the default ring of {default_cells} cells is used",
+            ),
+        )
+    return _apply(table, request, default_cells)
+
+
+def _apply(table: PolicyTable, request: RingRequest, default_cells: int) -> Advice:
+    drafter = f"drafter {request.mode}"
+    tier, entry = table.lookup(request.need_cells, request.mode)
+    if tier is None or entry is None:
+        missing = (
+            f"need {request.need_cells} is outside its tiers ({table.describe_tiers()})"
+            if tier is None
+            else f"it has no entry for tier {tier} with the {drafter}"
+        )
+        return Advice(
+            ring_cells=default_cells,
+            reason="no evidence: the default ring",
+            warnings=(
+                f"policy table {request.table_origin} has no evidence here: {missing}; "
+                f"the default ring of {default_cells} cells is used",
+            ),
+            tier=str(tier) if tier else None,
+        )
+    where = f"tier {tier}, {drafter}"
+    if entry.verdict != "better":
+        return Advice(
+            ring_cells=default_cells,
+            reason=f"{where}, {entry.verdict}: the default ring",
+            tier=str(tier),
+            table=request.table_origin,
+        )
+    return Advice(
+        ring_cells=entry.ring_cells,
+        reason=where,
+        tier=str(tier),
+        gain=entry.gain,
+        table=request.table_origin,
+    )
+
+
+def _no_table(request: RingRequest, default_cells: int) -> Advice:
+    looked = f" in {request.table_origin}" if request.table_origin else ""
+    return Advice(
+        ring_cells=default_cells,
+        reason="no table: the default ring",
+        warnings=(
+            f"the learned policy found no table for these conditions{looked}; the default ring "
+            f"of {default_cells} cells is used; measure one with strata tune or name one with "
+            "--kv-ring-table",
+        ),
+    )
+
+
+def _difference(table: PolicyTable, request: RingRequest) -> str:
+    """Return what keeps the table from applying, in words; empty where nothing does.
+
+    A gain is over the default ring that the table was measured against, so a session with
+    another default ring has no evidence either.
+    """
+    if request.fingerprint is None:
+        return "the conditions of this session are not known"
+    clauses = [str(item) for item in obstacles(table, request.fingerprint, request.mode)]
+    here = max(request.default_cells, request.minimum_cells)
+    measured = max(table.default_ring_cells, request.minimum_cells)
+    if here // request.page_cells != measured // request.page_cells:
+        clauses.append(f"default_ring is {table.default_ring_cells} in the table and {here} here")
+    return "; ".join(clauses)

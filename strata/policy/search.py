@@ -1,0 +1,94 @@
+"""Look for a policy table that nobody named: exported by this user, or shipped with strata."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from strata import __version__
+from strata.errors import TableError
+from strata.policy.fingerprint import Difference, Fingerprint, Mode, compare
+from strata.policy.table import PolicyTable
+from strata.policy.table_file import load_table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundTable:
+    """Hold a loaded table and the file that it came from."""
+
+    table: PolicyTable
+    path: Path
+
+
+def user_folder(environ: Mapping[str, str]) -> Path:
+    """Return the folder of exported tables: under XDG_DATA_HOME, else under the user's home."""
+    base = environ.get("XDG_DATA_HOME", "")
+    if base and Path(base).is_absolute():
+        return Path(base) / "strata" / "policies"
+    home = environ.get("HOME", "")
+    return (Path(home) if home else Path.home()) / ".local" / "share" / "strata" / "policies"
+
+
+def shipped_folder() -> Path:
+    """Return the folder of the tables that come with the package."""
+    return Path(__file__).resolve().parent.parent / "data" / "policies"
+
+
+def search_folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """Return the folders that are searched, the user's own first."""
+    return (user_folder(environ), shipped_folder())
+
+
+def read_folders(environ: Mapping[str, str]) -> tuple[list[FoundTable], list[str]]:
+    """Return the tables in the search folders and a sentence for each file that is not one.
+
+    Within a folder the newest comes first. A file that nobody named is no reason to stop, so a
+    damaged one is reported, not raised.
+    """
+    found: list[FoundTable] = []
+    broken: list[str] = []
+    for folder in search_folders(environ):
+        here: list[FoundTable] = []
+        for path in _json_files(folder):
+            try:
+                here.append(FoundTable(table=load_table(path), path=path))
+            except TableError as error:
+                broken.append(str(error))
+        found += sorted(here, key=lambda item: item.table.created, reverse=True)
+    return found, broken
+
+
+def obstacles(table: PolicyTable, fingerprint: Fingerprint, mode: Mode) -> list[Difference]:
+    """Return what keeps `table` from applying to a session, beyond what it declares."""
+    differing = compare(table.fingerprint, fingerprint, mode)
+    if table.engine_version != __version__:
+        differing.append(
+            Difference(field="engine", table=table.engine_version, session=__version__)
+        )
+    return [item for item in differing if not _is_declared(table, item)]
+
+
+def find_table(
+    environ: Mapping[str, str], fingerprint: Fingerprint, mode: Mode
+) -> tuple[FoundTable | None, list[str]]:
+    """Return the first table whose conditions are the session's, and sentences on broken files."""
+    found, broken = read_folders(environ)
+    for item in found:
+        if not obstacles(item.table, fingerprint, mode):
+            return item, broken
+    return None, broken
+
+
+def _is_declared(table: PolicyTable, difference: Difference) -> bool:
+    return any(
+        declaration.field == difference.field and declaration.value == difference.session
+        for declaration in table.declarations
+    )
+
+
+def _json_files(folder: Path) -> Iterator[Path]:
+    try:
+        yield from sorted(path for path in folder.iterdir() if path.suffix == ".json")
+    except OSError:
+        return  # not there, or not ours to read: no tables

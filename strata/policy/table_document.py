@@ -1,0 +1,254 @@
+"""Turn a policy table into a JSON document and back, checking every field on the way in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, cast, get_args
+
+from strata.errors import TableError
+from strata.policy.fingerprint import FIELDS, Fingerprint, Mode
+from strata.policy.reader import ObjectReader
+from strata.policy.table import VERDICTS, Declaration, Entry, PolicyTable, Verdict
+from strata.policy.tiers import TIER_SLACK_CELLS, Tier
+
+SCHEMA = "strata.ring-policy/1"
+SELECT_PATTERN = r"0|[1-9][0-9]*|depth/[1-9][0-9]*"
+KV_DTYPES = ("float32", "bfloat16")
+VICTIMS = ("clock", "lrfu")
+DECLARABLE = ("engine", *FIELDS)
+PROVENANCE_HASHES = ("plan_sha256", "protocol_sha256", "passages_sha256")
+PROVENANCE_INSTANTS = ("measured_from", "measured_to")
+
+
+def body_hash(document: dict[str, Any]) -> str:
+    """Return the SHA-256 of everything in `document` but its own ``sha256`` field.
+
+    The bytes hashed are compact JSON with sorted keys in UTF-8, so that white space and the
+    order of keys do not count.
+    """
+    body = {name: value for name, value in document.items() if name != "sha256"}
+    text = json.dumps(
+        body, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def to_document(table: PolicyTable) -> dict[str, Any]:
+    """Return the JSON document of `table`, its hash included; raise TableError if none can be."""
+    document: dict[str, Any] = {
+        "schema": SCHEMA,
+        "created": table.created,
+        "engine": {"version": table.engine_version, "commit": table.engine_commit},
+        "fingerprint": {name: getattr(table.fingerprint, name) for name in FIELDS},
+        "environment": dict(table.environment),
+        "provenance": dict(table.provenance),
+        "default_ring_cells": table.default_ring_cells,
+        "margin": table.margin_ratio,
+        "tiers": [
+            {
+                "name_cells": tier.name_cells,
+                "lower_cells": tier.lower_cells,
+                "upper_cells": tier.upper_cells,
+            }
+            for tier in table.tiers
+        ],
+        "entries": [_entry_document(entry) for entry in table.entries],
+        "declarations": [
+            {
+                "field": declaration.field,
+                "value": declaration.value,
+                "reason": declaration.reason,
+                "declared": declaration.declared,
+            }
+            for declaration in table.declarations
+        ],
+    }
+    try:
+        document["sha256"] = body_hash(document)
+    except (TypeError, ValueError) as error:
+        raise TableError(f"the table cannot be written as JSON: {error}") from error
+    return document
+
+
+def from_document(document: object) -> PolicyTable:
+    """Return the table that a parsed document holds.
+
+    The schema's name is looked at first, then the hash, then every field: a foreign or damaged
+    document is called that, and not by the first field that happens to look odd. Raises
+    TableError with the place and what it should hold.
+    """
+    reader = ObjectReader(document, "")
+    if (schema := reader.take("schema")) != SCHEMA:
+        raise TableError(
+            f"schema must be {SCHEMA!r}, got {schema!r}, which this version cannot read"
+        )
+    recorded = reader.matching("sha256", r"[0-9a-f]{64}", "64 hexadecimal digits")
+    try:
+        actual = body_hash(cast(dict[str, Any], document))
+    except ValueError as error:
+        raise TableError(f"it holds a value that no table can: {error}") from error
+    if recorded != actual:
+        raise TableError(
+            f"the contents do not match their own sha256 (recorded {recorded[:12]}, "
+            f"found {actual[:12]}): the file was damaged or edited"
+        )
+    engine = reader.child("engine")
+    fingerprint = _read_fingerprint(reader.child("fingerprint"))
+    tiers = _read_tiers(reader)
+    page_cells = fingerprint.page_cells
+    default_ring = reader.integer("default_ring_cells", at_least=1)
+    if default_ring % page_cells:
+        raise TableError(
+            f"default_ring_cells {default_ring} is no multiple of {page_cells}, a page"
+        )
+    table = PolicyTable(
+        created=reader.instant("created"),
+        engine_version=engine.text("version"),
+        engine_commit=engine.optional("commit", engine.text),
+        fingerprint=fingerprint,
+        environment=_read_environment(reader),
+        provenance=_read_provenance(reader.child("provenance")),
+        default_ring_cells=default_ring,
+        margin_ratio=reader.share("margin"),
+        tiers=tiers,
+        entries=_read_entries(reader, tiers, default_ring, page_cells),
+        declarations=tuple(_read_declaration(item) for item in reader.children("declarations")),
+    )
+    engine.close()
+    reader.close()
+    return table
+
+
+def _entry_document(entry: Entry) -> dict[str, Any]:
+    return {
+        "tier_cells": entry.tier_cells,
+        "mode": entry.mode,
+        "ring_cells": entry.ring_cells,
+        "verdict": entry.verdict,
+        "effect": entry.effect_ratio,
+        "lower": entry.lower_ratio,
+        "upper": entry.upper_ratio,
+        "confidence": entry.confidence,
+        "pairs": entry.pairs,
+        "passages": entry.passages,
+        "predicted": entry.predicted,
+    }
+
+
+def _read_fingerprint(reader: ObjectReader) -> Fingerprint:
+    fingerprint = Fingerprint(
+        device=reader.text("device"),
+        model_hash=reader.text("model_hash"),
+        kv_dtype=reader.one_of("kv_dtype", KV_DTYPES),
+        page_cells=reader.integer("page_cells", at_least=1),
+        select=reader.matching("select", SELECT_PATTERN, "0, a number of cells or depth/N"),
+        spec=reader.word_or_integer("spec", "auto", at_least=0),
+        mtp_window=reader.word_or_integer("mtp_window", "auto", at_least=0),
+        victims=reader.one_of("victims", VICTIMS),
+        vram_budget_bytes=reader.optional(
+            "vram_budget_bytes", lambda name: reader.integer(name, at_least=1)
+        ),
+        context=reader.word_or_integer("context", "own", at_least=1),
+    )
+    reader.close()
+    return fingerprint
+
+
+def _read_environment(reader: ObjectReader) -> dict[str, Any]:
+    value = reader.take("environment")
+    if not isinstance(value, dict):
+        raise reader.refuse("environment", "an object", value)
+    return value
+
+
+def _read_provenance(reader: ObjectReader) -> dict[str, Any]:
+    reader.text("study")
+    for name in PROVENANCE_HASHES:
+        reader.optional(name, reader.text)
+    for name in PROVENANCE_INSTANTS:
+        reader.optional(name, reader.instant)
+    return reader.scalars()
+
+
+def _read_tiers(reader: ObjectReader) -> tuple[Tier, ...]:
+    tiers: list[Tier] = []
+    for item in reader.children("tiers"):
+        tier = Tier(
+            name_cells=item.integer("name_cells", at_least=1),
+            lower_cells=item.integer("lower_cells", at_least=0),
+            upper_cells=item.integer("upper_cells", at_least=1),
+        )
+        item.close()
+        if tier.upper_cells != tier.name_cells + TIER_SLACK_CELLS:
+            raise item.refuse("upper_cells", f"name_cells + {TIER_SLACK_CELLS}", tier.upper_cells)
+        previous = tiers[-1].upper_cells if tiers else 0
+        if tier.lower_cells != previous or tier.lower_cells >= tier.upper_cells:
+            raise item.refuse(
+                "lower_cells", f"{previous}, where the last tier ends", tier.lower_cells
+            )
+        tiers.append(tier)
+    if not tiers:
+        raise reader.refuse("tiers", "a list of at least one tier", [])
+    return tuple(tiers)
+
+
+def _read_entries(
+    reader: ObjectReader, tiers: tuple[Tier, ...], default_ring: int, page_cells: int
+) -> tuple[Entry, ...]:
+    names = {tier.name_cells for tier in tiers}
+    entries: dict[tuple[int, str], Entry] = {}
+    for item in reader.children("entries"):
+        entry = _read_entry(item)
+        if entry.tier_cells not in names:
+            raise item.refuse("tier_cells", "the name of a tier in the table", entry.tier_cells)
+        if (entry.tier_cells, entry.mode) in entries:
+            raise item.refuse("mode", "in one entry only for each tier", entry.mode)
+        if entry.ring_cells % page_cells:
+            raise item.refuse("ring_cells", f"a multiple of {page_cells}, a page", entry.ring_cells)
+        if (entry.verdict == "better") == (entry.ring_cells == default_ring):
+            rule = "other than" if entry.verdict == "better" else "equal to"
+            raise item.refuse(
+                "ring_cells",
+                f"{rule} the default ring {default_ring} where the verdict is {entry.verdict!r}",
+                entry.ring_cells,
+            )
+        if entry.verdict == "better" and (entry.gain is None or entry.gain.lower_ratio <= 0):
+            raise item.refuse("lower", "above 0 where the verdict is 'better'", entry.lower_ratio)
+        entries[entry.tier_cells, entry.mode] = entry
+    return tuple(entries.values())
+
+
+def _read_entry(item: ObjectReader) -> Entry:
+    def ratio(name: str) -> float:
+        return item.number(name, above=-1.0)
+
+    entry = Entry(
+        tier_cells=item.integer("tier_cells", at_least=1),
+        mode=cast(Mode, item.one_of("mode", get_args(Mode))),
+        ring_cells=item.integer("ring_cells", at_least=1),
+        verdict=cast(Verdict, item.one_of("verdict", VERDICTS)),
+        effect_ratio=item.optional("effect", ratio),
+        lower_ratio=item.optional("lower", ratio),
+        upper_ratio=item.optional("upper", ratio),
+        confidence=item.number("confidence", above=0.0, below=1.0),
+        pairs=item.integer("pairs", at_least=0),
+        passages=item.integer("passages", at_least=0),
+        predicted=item.boolean("predicted"),
+    )
+    item.close()
+    return entry
+
+
+def _read_declaration(item: ObjectReader) -> Declaration:
+    value = item.take("value")
+    if isinstance(value, bool) or not isinstance(value, str | int | None):
+        raise item.refuse("value", "a string, a whole number or null", value)
+    declaration = Declaration(
+        field=item.one_of("field", DECLARABLE),
+        value=value,
+        reason=item.text("reason"),
+        declared=item.instant("declared"),
+    )
+    item.close()
+    return declaration
