@@ -1,0 +1,241 @@
+"""Decide, per tier and drafter mode, whether a ring other than the default is worth taking.
+
+The evidence for a ring is one mean log ratio per passage. A ring is *better* when the one-sided
+t test of "mean log ratio <= log(1 + margin)" is rejected after Holm's step-down correction
+(Holm, Scandinavian Journal of Statistics, 1979) over everything that was tested. The interval
+printed for it is taken at its own Holm step, so interval and verdict never disagree. *Equivalent*
+is two one-sided tests inside the margin (Schuirmann, 1987), *worse* the mirror image of better.
+
+With search and fresh passages, one candidate per (tier, mode) is chosen on the search passages
+and tested on the fresh ones alone, and the family is the entries. With a single split every ring
+is tested on the passages that would also choose it, so the family is all candidates; the entry
+says which of the two it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from strata.models.frame import SPLITS, pair_table, passage_means
+from strata.models.inference import Sample, holm_steps, mean_bounds, mean_p_value
+
+VERDICTS = ("better", "equivalent", "worse", "undecided", "invalid")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """The decision rule of a plan."""
+
+    margin_ratio: float = 0.01
+    """A gain below this is not worth a change; also the half width of "equivalent"."""
+    alpha: float = 0.05
+    """The chance, over the whole table, of adopting a ring that does not clear the margin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """What the measurements say of one ring at one (tier, mode); bounds are log ratios."""
+
+    tier_cells: int
+    mode: str
+    ring_cells: int
+    passages: int
+    pairs: int
+    mean: float
+    p_value: float = 1.0
+    level: float = 0.05
+    lower: float = -np.inf
+    upper: float = np.inf
+    verdict: str = "undecided"
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """The decision for one (tier, mode): the ring to take and the candidate it rests on."""
+
+    tier_cells: int
+    mode: str
+    ring_cells: int
+    verdict: str
+    best: Candidate | None
+    note: str
+
+
+def decide(frame: pd.DataFrame, rule: Rule, default_ring_cells: int) -> list[Entry]:
+    """Return one entry for each (tier, mode) in `frame`, the default ring unless proven better.
+
+    Raises UsageError when the frame is not usable.
+    """
+    pairs = pair_table(frame)
+    candidates, note = judge(pairs, rule)
+    entries = []
+    for (tier_cells, mode), group in pairs.groupby(["tier_cells", "mode"], sort=True):
+        mine = [c for c in candidates if (c.tier_cells, c.mode) == (tier_cells, mode)]
+        wrong = (group["kind"] == "wrong output").any()
+        entries.append(
+            _entry(int(tier_cells), str(mode), mine, wrong, default_ring_cells, rule, note)
+        )
+    return entries
+
+
+def judge(pairs: pd.DataFrame, rule: Rule) -> tuple[list[Candidate], str]:
+    """Return the tested candidates with their verdicts, and how they were corrected."""
+    means = passage_means(pairs)
+    if set(means["split"]) == set(SPLITS):
+        chosen = _chosen_on_search(means)
+        means = means[means["split"] == "fresh"]
+        tested = [c for c in _gather(means) if (c.tier_cells, c.mode, c.ring_cells) in chosen]
+        note = "chosen on search passages, confirmed on fresh ones"
+    else:
+        tested = _gather(means)
+        note = "chosen and tested on the same passages"
+    note += f"; Holm over {len(tested)} {'test' if len(tested) == 1 else 'tests'}"
+    judged = _test(tested, means, rule)
+    return [_guard(c, pairs, means, rule) for c in judged], note
+
+
+def _chosen_on_search(means: pd.DataFrame) -> set[tuple[int, str, int]]:
+    """Return the ring with the highest mean on the search passages of each (tier, mode)."""
+    search = _gather(means[means["split"] == "search"])
+    best: dict[tuple[int, str], Candidate] = {}
+    for candidate in search:
+        key = (candidate.tier_cells, candidate.mode)
+        if key not in best or candidate.mean > best[key].mean:
+            best[key] = candidate
+    return {(c.tier_cells, c.mode, c.ring_cells) for c in best.values()}
+
+
+def _gather(means: pd.DataFrame) -> list[Candidate]:
+    grouped = means.groupby(["tier_cells", "mode", "ring_cells"], sort=True)
+    return [
+        Candidate(
+            tier_cells=int(tier),
+            mode=str(mode),
+            ring_cells=int(ring),
+            passages=len(group),
+            pairs=int(group["num_pairs"].sum()),
+            mean=float(group["log_ratio"].mean()),
+        )
+        for (tier, mode, ring), group in grouped
+    ]
+
+
+def _test(tested: Sequence[Candidate], means: pd.DataFrame, rule: Rule) -> list[Candidate]:
+    """Fill in p value, Holm step, interval and verdict of each candidate."""
+    samples = [_sample(means, c.tier_cells, c.mode, c.ring_cells) for c in tested]
+    gain = float(np.log1p(rule.margin_ratio))
+    p_values = [mean_p_value(sample, gain) for sample in samples]
+    levels, rejected = holm_steps(p_values, rule.alpha)
+    judged = []
+    for candidate, sample, p_value, level, better in zip(
+        tested, samples, p_values, levels, rejected, strict=True
+    ):
+        lower, upper = mean_bounds(sample, level)
+        filled = replace(candidate, p_value=p_value, level=level, lower=lower, upper=upper)
+        judged.append(replace(filled, verdict=_verdict(filled, better, rule)))
+    return judged
+
+
+def _sample(means: pd.DataFrame, tier_cells: int, mode: str, ring_cells: int) -> Sample:
+    rows = (
+        (means["tier_cells"] == tier_cells)
+        & (means["mode"] == mode)
+        & (means["ring_cells"] == ring_cells)
+    )
+    sample: Sample = means.loc[rows, "log_ratio"].to_numpy(dtype=float)
+    return sample
+
+
+def _verdict(candidate: Candidate, better: bool, rule: Rule) -> str:
+    gain, loss = np.log1p(rule.margin_ratio), np.log1p(-rule.margin_ratio)
+    if better:
+        return "better"
+    if candidate.upper < loss:
+        return "worse"
+    if loss < candidate.lower and candidate.upper < gain:
+        return "equivalent"
+    return "undecided"
+
+
+def _guard(candidate: Candidate, pairs: pd.DataFrame, means: pd.DataFrame, rule: Rule) -> Candidate:
+    """Take "better" back from a ring that failed somewhere or loses at an edge of its tier."""
+    if candidate.verdict != "better":
+        return candidate
+    key = (candidate.mode, candidate.ring_cells)
+    here = pairs[(pairs["mode"] == key[0]) & (pairs["ring_cells"] == key[1])]
+    here = here[here["tier_cells"] == candidate.tier_cells]
+    failed = here[here["failed_arm"] == "arm"]
+    if len(failed):
+        reason = f"failed in {len(failed)} of {len(here)} pairs ({failed.iloc[0]['kind']})"
+        return replace(candidate, verdict="undecided", note=reason)
+    same_ring = means[(means["mode"] == key[0]) & (means["ring_cells"] == key[1])]
+    reason = edge_objection(same_ring, candidate.tier_cells, rule)
+    return replace(candidate, verdict="undecided", note=reason) if reason else candidate
+
+
+def edge_objection(means: pd.DataFrame, tier_cells: int, rule: Rule) -> str:
+    """Return why a ring may not serve its whole tier, empty where nothing speaks against it.
+
+    `means` holds the passage means of one (mode, ring). Where the tier was measured at several
+    depths, the ring must be shown not to lose more than the margin at the first and at the last
+    (undecided is not harmless). Where it was measured at one depth, its lower edge is the
+    previous tier's upper edge, so a ring that clearly loses there is refused here.
+    """
+    loss = float(np.log1p(-rule.margin_ratio))
+    inside = means[means["tier_cells"] == tier_cells]
+    depths = sorted(set(inside["depth_cells"]))
+    if len(depths) > 1:
+        for depth in (depths[0], depths[-1]):
+            sample = inside.loc[inside["depth_cells"] == depth, "log_ratio"].to_numpy(float)
+            if mean_bounds(sample, rule.alpha)[0] <= loss:
+                return f"not shown harmless at the tier's edge of {int(depth):,} cells"
+        return ""
+    below = means[means["tier_cells"] < tier_cells]
+    if len(below):
+        previous = below["tier_cells"].max()
+        sample = below.loc[below["tier_cells"] == previous, "log_ratio"].to_numpy(float)
+        if mean_bounds(sample, rule.alpha)[1] < loss:
+            return f"loses in the tier below ({int(previous):,} cells), where this one begins"
+    return ""
+
+
+def _entry(
+    tier_cells: int,
+    mode: str,
+    candidates: Sequence[Candidate],
+    wrong: bool,
+    default_ring_cells: int,
+    rule: Rule,
+    note: str,
+) -> Entry:
+    """Fold the candidates of one (tier, mode) into its entry."""
+    better = [c for c in candidates if c.verdict == "better"]
+    best = max(better or candidates, key=lambda c: c.mean, default=None)
+    verdict = _entry_verdict([c.verdict for c in candidates], wrong)
+    if best is not None and best.note:
+        note = f"{best.note}; {note}"
+    if wrong:
+        note = f"a pair's arms emitted different tokens or rounds; {note}"
+    ring = best.ring_cells if best is not None and verdict == "better" else default_ring_cells
+    return Entry(
+        tier_cells=tier_cells, mode=mode, ring_cells=ring, verdict=verdict, best=best, note=note
+    )
+
+
+def _entry_verdict(verdicts: Sequence[str], wrong: bool) -> str:
+    """Return the entry's word: what is undecided for one ring is undecided for the entry.
+
+    Wrong output cannot be blamed on one of the two arms, so it voids the whole entry.
+    """
+    if wrong:
+        return "invalid"
+    if "better" in verdicts:
+        return "better"
+    if not verdicts or "undecided" in verdicts:
+        return "undecided"
+    return "equivalent" if "equivalent" in verdicts else "worse"
