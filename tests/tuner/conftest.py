@@ -1,0 +1,25 @@
+"""Fixtures of the tuner's tests: a small plan, its grid and its study."""
+
+from __future__ import annotations
+
+import pytest
+from tuner_samples import FACTS, SMALL_PLAN
+
+from strata.tuner.arms import ArmGrid
+from strata.tuner.plan import Plan, parse_plan
+from strata.tuner.study import StudyRecord, create_study
+
+
+@pytest.fixture
+def plan() -> Plan:
+    return parse_plan(SMALL_PLAN, origin="small.toml")
+
+
+@pytest.fixture
+def grid(plan: Plan) -> ArmGrid:
+    return ArmGrid(plan, 64)
+
+
+@pytest.fixture
+def study(grid: ArmGrid) -> StudyRecord:
+    return create_study(grid, FACTS, created_at="2026-01-02T03:04:05+00:00")

@@ -1,0 +1,261 @@
+"""A plan: what a sweep measures and how it will be judged, written down before the first trial.
+
+A plan is a TOML file. Every key has a meaning here and an unknown one is refused with its place;
+the SHA-256 of the canonical plan is part of the study's key, so a changed plan is a new study.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from strata.config import DEFAULT_MAX_NEW, MAX_DRAFTS, PAGE_CELLS, Selection
+from strata.errors import StrataError, UsageError
+from strata.units import MAX_CELLS, parse_bytes, parse_cells
+
+BUILT_IN = Path(__file__).parent.parent / "data" / "plans"
+WARM_UP_TOKENS = 8
+
+Mode = Literal["off", "on"]
+
+
+def _cells(value: object) -> object:
+    """Let a plan write cells as 4096 or "4K"; leave anything else for the type check."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_cells(value, name="value")
+    except StrataError as error:
+        raise ValueError(str(error).removeprefix("value: ")) from None
+
+
+def _cells_or_word(*words: str) -> BeforeValidator:
+    return BeforeValidator(lambda value: value if value in words else _cells(value))
+
+
+def _budget(value: object) -> object:
+    if value == "none":
+        return None
+    try:
+        return parse_bytes(value, name="value") if isinstance(value, str) else value
+    except StrataError as error:
+        raise ValueError(str(error).removeprefix("value: ")) from None
+
+
+def _selection(value: object) -> str:
+    try:
+        return str(Selection.parse(str(value)))
+    except StrataError as error:
+        raise ValueError(str(error)) from None
+
+
+_TYPES = ("tuple[", "dict[", "literal[", "function-", "constrained-", "nullable[")
+"""How pydantic names the branch of a union in an error's path; no key of a plan looks so."""
+
+Cells = Annotated[int, BeforeValidator(_cells), Field(gt=0, le=MAX_CELLS, strict=True)]
+Seeds = tuple[Annotated[int, Field(ge=0, strict=True)], ...]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Grid(_Section):
+    """The arms: every ring that differs at a tier, for each drafter mode."""
+
+    tiers: tuple[Cells, ...] = Field(min_length=1)
+    rings: Literal["auto"] | tuple[Cells, ...] | dict[str, tuple[Cells, ...]] = "auto"
+    modes: tuple[Mode, ...] = Field(default=("off", "on"), min_length=1)
+    default_ring: Annotated[Literal["auto"] | Cells, _cells_or_word("auto")] = "auto"
+
+    @model_validator(mode="after")
+    def _check(self) -> Grid:
+        if list(self.tiers) != sorted(set(self.tiers)):
+            raise ValueError("tiers must rise and not repeat")
+        if len(set(self.modes)) != len(self.modes):
+            raise ValueError("modes must not repeat")
+        if isinstance(self.rings, dict):
+            named = {parse_cells(name, name="rings") for name in self.rings}
+            if named != set(self.tiers):
+                raise ValueError("rings, given by tier, must name exactly the plan's tiers")
+        return self
+
+
+class Session(_Section):
+    """What is held fixed over the whole sweep."""
+
+    drafts: int = Field(default=1, ge=1, le=MAX_DRAFTS, strict=True)
+    mtp_window: Annotated[
+        Literal["auto"] | Annotated[int, Field(ge=0, strict=True)], _cells_or_word("auto")
+    ] = "auto"
+    select: Annotated[str, BeforeValidator(_selection)] = "0"
+    page: int = Field(default=PAGE_CELLS, gt=0, strict=True)
+    victims: Literal["clock", "lrfu"] = "clock"
+    vram_budget: Annotated[
+        Annotated[int, Field(gt=0, strict=True)] | None, BeforeValidator(_budget)
+    ] = None
+    context: Annotated[Literal["own"] | Cells, _cells_or_word("own")] = "own"
+
+
+class Passages(_Section):
+    """The samples: seeds of held-out passages, to choose on and to confirm on."""
+
+    search: Seeds = (0,)
+    fresh: Seeds = (1, 2)
+
+    @model_validator(mode="after")
+    def _check(self) -> Passages:
+        every = self.search + self.fresh
+        if not every:
+            raise ValueError("a plan needs at least one passage")
+        if len(set(every)) != len(every):
+            raise ValueError("a seed may stand once, in search or in fresh")
+        return self
+
+
+class Measure(_Section):
+    """How one run is timed."""
+
+    max_new: int = Field(default=DEFAULT_MAX_NEW, gt=WARM_UP_TOKENS, strict=True)
+    min_decode_s: float = Field(default=0.0, ge=0)
+    timeout_s: float = Field(default=600.0, gt=0)
+
+
+class Decision(_Section):
+    """The rule that turns measurements into verdicts; computed, never typed."""
+
+    rule: Literal["holm-t"] = "holm-t"
+    margin: float = Field(default=0.0, ge=0, lt=1)
+    confidence: float = Field(default=0.95, gt=0.5, lt=1)
+
+
+class Search(_Section):
+    """The order in which arms are proposed."""
+
+    sampler: Literal["grid", "random", "tpe"] = "grid"
+    seed: int = Field(default=0, ge=0, strict=True)
+
+
+class Plan(_Section):
+    """A whole plan, with every default filled in."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    model: str = "bundled"
+    grid: Grid
+    session: Session = Session()
+    passages: Passages = Passages()
+    measure: Measure = Measure()
+    decision: Decision = Decision()
+    search: Search = Search()
+
+    @model_validator(mode="after")
+    def _check(self) -> Plan:
+        page = self.session.page
+        rings = self.grid.rings
+        lists = rings.values() if isinstance(rings, dict) else [] if rings == "auto" else [rings]
+        for ring in (ring for one in lists for ring in one):
+            if ring % page:
+                raise ValueError(f"ring {ring} is not a whole number of pages of {page} cells")
+        longest = self.need_cells(self.grid.tiers[-1])
+        if self.session.context != "own" and self.session.context < longest:
+            raise ValueError(f"context {self.session.context} is below the need of {longest} cells")
+        return self
+
+    def need_cells(self, tier_cells: int) -> int:
+        """Return prompt + max new + one page, rounded up to a page."""
+        page = self.session.page
+        return -(-(tier_cells + self.measure.max_new + page) // page) * page
+
+    def context_cells(self, tier_cells: int) -> int:
+        """Return the most cells a session of this tier may reach under the plan's scenario."""
+        if self.session.context == "own":
+            return self.need_cells(tier_cells)
+        page = self.session.page
+        return -(-self.session.context // page) * page
+
+    def canonical(self) -> str:
+        """Return the plan as sorted, compact JSON: the text that is hashed."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+
+    @property
+    def sha256(self) -> str:
+        """Return the SHA-256 of the canonical plan."""
+        return hashlib.sha256(self.canonical().encode()).hexdigest()
+
+
+def parse_plan(text: str, *, origin: str) -> Plan:
+    """Read a plan; raise UsageError that names `origin`, the key and its line."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"plan {origin} is not TOML: {error}") from None
+    try:
+        return Plan.model_validate(table)
+    except ValidationError as error:
+        raise UsageError(f"plan {origin}: {_explain(error, text)}") from None
+
+
+def plan_from_json(text: str) -> Plan:
+    """Rebuild a plan from its canonical JSON, as a store keeps it."""
+    table = json.loads(text)
+    if table["session"]["vram_budget"] is None:
+        table["session"]["vram_budget"] = "none"
+    return Plan.model_validate(table)
+
+
+def load_plan(name: str) -> Plan:
+    """Read a built-in plan by name (``quick``) or a TOML file by path."""
+    built_in = BUILT_IN / f"{name}.toml"
+    path = built_in if re.fullmatch(r"[\w-]+", name) and built_in.is_file() else Path(name)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        known = ", ".join(sorted(one.stem for one in BUILT_IN.glob("*.toml")))
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise UsageError(
+            f"plan {name!r} cannot be read ({reason}); give a TOML file or one of: {known}"
+        ) from None
+    return parse_plan(text, origin=name)
+
+
+def _explain(error: ValidationError, text: str) -> str:
+    """Return one sentence for the first thing that is wrong with a plan."""
+    first = error.errors(include_url=False)[0]
+    path = [str(part) for part in first["loc"] if not str(part).startswith(_TYPES)]
+    if first["type"] == "extra_forbidden":
+        known = ", ".join(sorted(_fields(path[:-1])))
+        where = f"in [{path[-2]}]" if len(path) > 1 else "at the top level"
+        return f"unknown key {path[-1]!r} {where}{_line(text, path)}; known keys there: {known}"
+    message = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "missing":
+        return f"key {'.'.join(path)!r} is missing"
+    place = f"{'.'.join(path)}{_line(text, path)}: " if path else ""
+    got = "" if first["type"] == "value_error" else f" (got {first['input']!r})"
+    return f"{place}{message[0].lower()}{message[1:]}{got}"
+
+
+def _fields(path: list[str]) -> dict[str, Any]:
+    section: type[BaseModel] = Plan
+    for part in path:
+        section = section.model_fields[part].annotation  # type: ignore[assignment]
+    return dict(section.model_fields)
+
+
+def _line(text: str, path: list[str]) -> str:
+    """Return `` (line N)`` for a key, or nothing where it was not written on a line of its own."""
+    section, keys = "", [part for part in path if not part.isdigit()]
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[([\w.-]+)\]", line):
+            section = header.group(1)
+            if keys == [section]:
+                return f" (line {number})"
+        key = re.match(r"\s*([\w-]+)\s*=", line)
+        if key and keys[:2] == [*filter(None, [section]), key.group(1)]:
+            return f" (line {number})"
+    return ""

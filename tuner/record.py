@@ -1,0 +1,160 @@
+"""The trial record: one measured run, as it is written, stored and read everywhere.
+
+A run that failed is a record with a kind and no numbers, never a zero. The fields below are the
+columns of the database, of the JSON lines and of the frame that the cost model is fitted on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Any, Literal
+
+from strata.errors import StoreError
+from strata.tuner.arms import ORDER, PairSpec
+
+SCHEMA = "strata.trial/1"
+
+Kind = Literal["ok", "out of memory", "crash", "timeout", "wrong output", "unstable", "interrupted"]
+KINDS: tuple[str, ...] = typing.get_args(Kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRecord:
+    """One run of one arm on one passage within a pair; times in the unit of the name."""
+
+    record: str = SCHEMA
+    trial_id: str
+    study: str
+    pair_id: str
+    position: int
+    arm: str
+    split: str
+    tier_cells: int
+    depth_cells: int
+    passage: str
+    mode: str
+    spec: int
+    mtp_window_cells: int | None
+    ring_cells: int
+    pool_cells: int
+    select: str
+    page_cells: int
+    victims: str
+    vram_budget_bytes: int | None
+    context_cells: int
+    max_new: int
+    kind: str
+    message: str
+    tokens: int | None = None
+    token_hash: str | None = None
+    rounds: int | None = None
+    decode_s: float | None = None
+    rounds_per_s: float | None = None
+    tok_s: float | None = None
+    tokens_per_round: float | None = None
+    accepted: list[int] | None = None
+    drafted: list[int] | None = None
+    tpot_p50_ms: float | None = None
+    tpot_p99_ms: float | None = None
+    prefill_s: float | None = None
+    ttft_ms: float | None = None
+    kv_lookups: int | None = None
+    kv_hits: int | None = None
+    kv_misses: int | None = None
+    kv_bytes: int | None = None
+    kv_overflows: int | None = None
+    expert_lookups: int | None = None
+    expert_misses: int | None = None
+    expert_slots: int | None = None
+    ledger: dict[str, int] | None = None
+    repeats: int | None = None
+    device: str
+    model_hash: str
+    engine_version: str
+    started_at: str
+    worker: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as plain JSON, its keys in the order of the fields."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def to_line(self) -> str:
+        """Return the record as one line of JSON, without the newline."""
+        return json.dumps(self.to_json(), separators=(",", ":"), allow_nan=False)
+
+    @classmethod
+    def from_json(cls, value: object, *, origin: str = "a trial record") -> TrialRecord:
+        """Read a record; raise StoreError that names `origin` and the key at fault."""
+        if not isinstance(value, dict):
+            raise StoreError(f"{origin}: expected a JSON object, got {type(value).__name__}")
+        if value.get("record") != SCHEMA:
+            raise StoreError(f"{origin}: expected record {SCHEMA!r}, got {value.get('record')!r}")
+        if wrong := sorted(set(value) ^ set(COLUMNS)):
+            state = "unknown" if wrong[0] in value else "missing"
+            raise StoreError(f"{origin}: {state} key {wrong[0]!r}")
+        for name, types in COLUMNS.items():
+            if not _fits(value[name], types):
+                raise StoreError(f"{origin}: key {name!r} cannot be {value[name]!r}")
+        if value["kind"] not in KINDS:
+            raise StoreError(f"{origin}: kind {value['kind']!r} is none of {', '.join(KINDS)}")
+        return cls(**value)
+
+
+def _columns() -> dict[str, tuple[type, ...]]:
+    hints = typing.get_type_hints(TrialRecord)
+    columns = {}
+    for field in dataclasses.fields(TrialRecord):
+        hint = hints[field.name]
+        parts = typing.get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        columns[field.name] = tuple(typing.get_origin(part) or part for part in parts)
+    return columns
+
+
+COLUMNS: dict[str, tuple[type, ...]] = _columns()
+"""Name -> the Python types a value may have, in the order of the fields."""
+
+SPEC_COLUMNS: tuple[str, ...] = tuple(COLUMNS)[: tuple(COLUMNS).index("kind")]
+"""The columns that say what was to be run; the rest says what came of it."""
+
+
+def _fits(value: object, types: tuple[type, ...]) -> bool:
+    if isinstance(value, bool):
+        return False
+    if isinstance(value, int) and float in types:
+        return True
+    return isinstance(value, types)
+
+
+def planned(spec: PairSpec, position: int) -> dict[str, Any]:
+    """Return the columns of a run that its pair already fixes."""
+    return {
+        "trial_id": spec.trial_id(position),
+        "study": spec.study,
+        "pair_id": spec.pair_id,
+        "position": position,
+        "arm": ORDER[position],
+        "split": spec.split,
+        "tier_cells": spec.tier_cells,
+        "depth_cells": spec.depth_cells,
+        "passage": spec.passage,
+        "mode": spec.mode,
+        "spec": spec.spec,
+        "mtp_window_cells": spec.mtp_window_cells,
+        "ring_cells": spec.ring_cells(position),
+        "pool_cells": spec.pool_cells(position),
+        "select": spec.select,
+        "page_cells": spec.page_cells,
+        "victims": spec.victims,
+        "vram_budget_bytes": spec.vram_budget_bytes,
+        "context_cells": spec.context_cells,
+        "max_new": spec.max_new,
+    }
+
+
+def is_nullable(types: tuple[type, ...]) -> bool:
+    """Return whether a column may be missing."""
+    return NoneType in types

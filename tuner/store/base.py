@@ -1,0 +1,88 @@
+"""The laws of a trial store; `memory` is the reference and one test suite holds all to them.
+
+- A study is added before its first trial. Adding it again is nothing; another study under the
+  same key raises StoreError.
+- `add_trials` takes all or none, and what it returned from is on the disk. A trial is immutable:
+  an id that is there already raises StoreError, and so does an unknown study.
+- Reading never changes anything. Trials come back in the order they were added.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from strata.errors import StoreError
+from strata.tuner.record import COLUMNS, TrialRecord
+from strata.tuner.study import StudyRecord
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class TrialStore(ABC):
+    """Keeps studies and their trials."""
+
+    @abstractmethod
+    def add_study(self, study: StudyRecord) -> None:
+        """Add a study, once."""
+
+    @abstractmethod
+    def add_trials(self, records: Sequence[TrialRecord]) -> None:
+        """Add the runs of a pair, all or none."""
+
+    @abstractmethod
+    def studies(self) -> list[StudyRecord]:
+        """Return every study, oldest first."""
+
+    @abstractmethod
+    def trials(self, study: str) -> list[TrialRecord]:
+        """Return the trials of a study by its full key."""
+
+    @abstractmethod
+    def trial_ids(self, study: str) -> set[str]:
+        """Return the ids of the trials of a study."""
+
+    def close(self) -> None:  # noqa: B027
+        """Let go of the file."""
+
+    def study(self, key: str) -> StudyRecord:
+        """Return the one study whose key starts with `key`, or whose name is `key`."""
+        every = self.studies()
+        found = [one for one in every if one.study.startswith(key) or one.name == key]
+        if len(found) == 1:
+            return found[0]
+        listed = ", ".join(f"{one.study} ({one.name})" for one in found or every) or "none"
+        state = "several studies match" if found else "no study matches"
+        raise StoreError(f"{state} {key!r}; there are: {listed}")
+
+    def frame(self, study: str) -> pd.DataFrame:
+        """Return the trials of a study as a frame with the columns of the trial record."""
+        import pandas as pd
+
+        rows = [record.to_json() for record in self.trials(study)]
+        return pd.DataFrame(rows, columns=list(COLUMNS))
+
+    def __enter__(self) -> TrialStore:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def check_new(records: Sequence[TrialRecord], *, studies: set[str], known: set[str]) -> None:
+    """Raise StoreError where records break the laws, before anything is written."""
+    seen = set(known)
+    for record in records:
+        if record.study not in studies:
+            raise StoreError(f"trial {record.trial_id}: study {record.study!r} was not added")
+        if record.trial_id in seen:
+            raise StoreError(f"trial {record.trial_id} is stored already and cannot change")
+        seen.add(record.trial_id)

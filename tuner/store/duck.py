@@ -1,0 +1,205 @@
+"""The store on disk: one DuckDB file, opened by the driver alone.
+
+While a writer has the file no other process can open it, not even to read; so trials return
+their records over a pipe and this process writes them, one transaction a pair. The file is
+attached with an older storage version so that releases of DuckDB before this one can read it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import fields
+from pathlib import Path
+
+import duckdb
+
+from strata.errors import StoreError
+from strata.tuner.record import COLUMNS, TrialRecord
+from strata.tuner.store.base import TrialStore, check_new
+from strata.tuner.store.migrations import MIGRATIONS, VERSION
+from strata.tuner.study import StudyRecord
+
+STORAGE_VERSION = "v1.2.0"
+_MARK = "strata trial store"
+_JSON_COLUMNS = ("ledger", "environment")
+_STUDY_COLUMNS = tuple(field.name for field in fields(StudyRecord))
+
+
+class DuckStore(TrialStore):
+    """Keeps studies and trials in the DuckDB file at `path`, made where it is missing."""
+
+    def __init__(self, path: Path, *, must_exist: bool = False) -> None:
+        self.path = path
+        if must_exist and not path.is_file():
+            raise StoreError(f"no trial database at {path}; `strata tune` makes one")
+        self._refuse_foreign()
+        with self._reported("cannot be opened"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = duckdb.connect(":memory:")
+            where = str(path).replace("'", "''")
+            self._db.execute(f"ATTACH '{where}' AS db (STORAGE_VERSION '{STORAGE_VERSION}')")
+            self._db.execute("USE db")
+        try:
+            self._migrate()
+        except BaseException:
+            self.close()
+            raise
+
+    def add_study(self, study: StudyRecord) -> None:
+        """Add a study, once."""
+        for known in self.studies():
+            if known.study == study.study:
+                if not known.same_identity(study):
+                    raise StoreError(f"study {study.study} is stored already with other facts")
+                return
+        with self._transaction():
+            self._insert("studies", _STUDY_COLUMNS, [study.to_json()])
+
+    def add_trials(self, records: Sequence[TrialRecord]) -> None:
+        """Add the runs of a pair, all or none."""
+        ids = [record.trial_id for record in records]
+        with self._reported("cannot be read"):
+            found = self._db.execute(
+                "SELECT trial_id FROM trials WHERE trial_id IN (SELECT unnest(?))", [ids]
+            ).fetchall()
+            studies = {row[0] for row in self._db.execute("SELECT study FROM studies").fetchall()}
+        check_new(records, studies=studies, known={row[0] for row in found})
+        with self._transaction():
+            self._insert("trials", tuple(COLUMNS), [record.to_json() for record in records])
+
+    def studies(self) -> list[StudyRecord]:
+        """Return every study, oldest first."""
+        rows = self._select("studies", _STUDY_COLUMNS, "true", [])
+        return [StudyRecord.from_json(row, origin=str(self.path)) for row in rows]
+
+    def trials(self, study: str) -> list[TrialRecord]:
+        """Return the trials of a study by its full key."""
+        rows = self._select("trials", tuple(COLUMNS), "study = ?", [study])
+        return [TrialRecord.from_json(row, origin=str(self.path)) for row in rows]
+
+    def trial_ids(self, study: str) -> set[str]:
+        """Return the ids of the trials of a study."""
+        with self._reported("cannot be read"):
+            rows = self._db.execute("SELECT trial_id FROM trials WHERE study = ?", [study])
+            return {row[0] for row in rows.fetchall()}
+
+    def close(self) -> None:
+        """Let go of the file; safe to call twice."""
+        self._db.close()
+
+    def _refuse_foreign(self) -> None:
+        """Refuse a file that is no DuckDB database before DuckDB touches it."""
+        try:
+            with self.path.open("rb") as file:
+                head = file.read(12)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StoreError(f"{self.path} cannot be opened: {error.strerror}") from None
+        if head[8:12] != b"DUCK":
+            raise StoreError(f"{self.path} is not a trial database; give --db another path")
+
+    def _migrate(self) -> None:
+        """Bring the schema up to date, one step a transaction."""
+        version = self._version()
+        if version > VERSION:
+            raise StoreError(
+                f"{self.path} was written by a newer strata (schema {version}, this one knows "
+                f"{VERSION}); upgrade strata or give --db another path"
+            )
+        for number, step in enumerate(MIGRATIONS[version:], start=version + 1):
+            with self._transaction():
+                if number == 1:
+                    self._db.execute("CREATE TABLE store (mark VARCHAR, version BIGINT)")
+                    self._db.execute("INSERT INTO store VALUES (?, 0)", [_MARK])
+                self._db.execute(step)
+                self._db.execute("UPDATE store SET version = ?", [number])
+
+    def _version(self) -> int:
+        """Return the schema version of the file, 0 for an empty one."""
+        with self._reported("cannot be read"):
+            tables = {
+                row[0]
+                for row in self._db.execute(
+                    "SELECT table_name FROM duckdb_tables() WHERE database_name = 'db'"
+                ).fetchall()
+            }
+            if not tables:
+                return 0
+            rows = []
+            if "store" in tables:
+                rows = self._db.execute("SELECT mark, version FROM store").fetchall()
+        if len(rows) != 1 or rows[0][0] != _MARK:
+            raise StoreError(f"{self.path} is a database of something else; give --db another path")
+        return int(rows[0][1])
+
+    def _insert(
+        self, table: str, columns: Sequence[str], rows: Sequence[dict[str, object]]
+    ) -> None:
+        names = ", ".join(f'"{name}"' for name in columns)
+        marks = ", ".join("?" for _ in columns)
+        next_ordinal = f"(SELECT coalesce(max(ordinal), 0) + 1 FROM {table})"
+        for row in rows:
+            values = [
+                json.dumps(row[name]) if name in _JSON_COLUMNS and row[name] is not None
+                else row[name]
+                for name in columns
+            ]  # fmt: skip
+            self._db.execute(
+                f"INSERT INTO {table} (ordinal, {names}) VALUES ({next_ordinal}, {marks})", values
+            )
+
+    def _select(
+        self, table: str, columns: Sequence[str], where: str, values: list[object]
+    ) -> Iterator[dict[str, object]]:
+        names = ", ".join(f'"{name}"' for name in columns)
+        with self._reported("cannot be read"):
+            rows = self._db.execute(
+                f"SELECT {names} FROM {table} WHERE {where} ORDER BY ordinal", values
+            ).fetchall()
+        for values_of_row in rows:
+            row = dict(zip(columns, values_of_row, strict=True))
+            for name in _JSON_COLUMNS:
+                if isinstance(row.get(name), str):
+                    row[name] = json.loads(row[name])
+            yield row
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._reported("cannot be written"):
+            self._db.execute("BEGIN TRANSACTION")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                self._roll_back()
+                raise
+
+    def _roll_back(self) -> None:
+        with suppress(duckdb.Error):  # a failed commit has ended it, or the database with it
+            self._db.execute("ROLLBACK")
+
+    @contextmanager
+    def _reported(self, what: str) -> Iterator[None]:
+        """Turn whatever the database or the file system raises into one StoreError."""
+        try:
+            yield
+        except duckdb.Error as error:
+            raise StoreError(f"{self.path} {what}: {_reason(error)}") from None
+        except OSError as error:
+            raise StoreError(f"{self.path} {what}: {error.strerror or error}") from None
+
+
+def _reason(error: Exception) -> str:
+    """Return the first sentence of a database error, in plain words for the common ones."""
+    text = " ".join(str(error).split())
+    lowered = text.lower()
+    if "lock" in lowered and ("conflicting" in lowered or "could not set" in lowered):
+        return "another run has it open; wait for it or give --db another path"
+    if "version number" in lowered or "storage version" in lowered:
+        return "a newer DuckDB wrote it, so strata did not; give --db another path"
+    if any(word in lowered for word in ("no space", "file too large", "could not write")):
+        return "the disk is full or the file may not grow; free space, then go on with --resume"
+    return text.partition(". ")[0][:300]

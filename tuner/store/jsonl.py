@@ -1,0 +1,143 @@
+"""Trials as JSON lines: how they come home from the machine that ran them.
+
+The first line is the study, each line after it one trial. What a crash cut short at the end (a
+line, or a pair that lacks runs) is left out and measured again; any other damage is refused with
+its line number.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from strata.errors import StoreError
+from strata.tuner.arms import ORDER
+from strata.tuner.record import TrialRecord
+from strata.tuner.store.base import TrialStore
+from strata.tuner.store.memory import MemoryStore
+from strata.tuner.study import StudyRecord
+
+
+class JsonlStore(MemoryStore):
+    """Keeps one study in a file of JSON lines that only grows."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        whole = _fill(self, path) if path.is_file() else 0
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("ab")
+            self._file.truncate(whole)
+        except OSError as error:
+            raise StoreError(f"{path} cannot be opened: {error.strerror}") from None
+
+    def add_study(self, study: StudyRecord) -> None:
+        """Add the one study of the file."""
+        if self._studies and study.study not in self._studies:
+            other = next(iter(self._studies))
+            raise StoreError(f"{self.path} holds study {other}, not {study.study}; give it another")
+        is_new = not self._studies
+        super().add_study(study)
+        if is_new:
+            self._append([_study_line(study)])
+
+    def add_trials(self, records: Sequence[TrialRecord]) -> None:
+        """Add the runs of a pair, in one write."""
+        super().add_trials(records)
+        self._append([record.to_line() for record in records])
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+    def _append(self, lines: Sequence[str]) -> None:
+        try:
+            self._file.write("".join(line + "\n" for line in lines).encode())
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise StoreError(f"{self.path} cannot be written: {error.strerror}") from None
+
+
+def export_jsonl(store: TrialStore, study: str, path: Path) -> int:
+    """Write one study as JSON lines beside `path`, rename it there, and count its trials."""
+    record = store.study(study)
+    trials = store.trials(record.study)
+    lines = [_study_line(record), *(trial.to_line() for trial in trials)]
+    partial = path.with_name(path.name + ".partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise StoreError(f"{path} cannot be written: {error.strerror}") from None
+    return len(trials)
+
+
+def import_jsonl(store: TrialStore, path: Path) -> tuple[StudyRecord, int, int]:
+    """Take a file's trials into `store`; return its study, how many were new and how many known.
+
+    A trial that is there already must be the same to the last digit, else StoreError.
+    """
+    source = MemoryStore()
+    _fill(source, path)
+    if not source.studies():
+        raise StoreError(f"{path} holds no study; `strata tune run-trials` writes such a file")
+    study = source.studies()[0]
+    store.add_study(study)
+    known = {trial.trial_id: trial for trial in store.trials(study.study)}
+    new = []
+    for trial in source.trials(study.study):
+        if trial.trial_id not in known:
+            new.append(trial)
+        elif known[trial.trial_id] != trial:
+            raise StoreError(f"{path}: trial {trial.trial_id} is stored already with other figures")
+    store.add_trials(new)
+    return study, len(new), len(source.trials(study.study)) - len(new)
+
+
+def _fill(store: MemoryStore, path: Path) -> int:
+    """Read a file into `store`; return the bytes up to the end of its last whole pair."""
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from None
+    if lines and not lines[-1].endswith(b"\n"):
+        lines.pop()
+    trials, used = [], 0
+    for number, line in enumerate(lines, start=1):
+        origin = f"{path}, line {number}"
+        if number == 1:
+            MemoryStore.add_study(store, StudyRecord.from_json(_json(line, origin), origin=origin))
+            used = len(line)
+        else:
+            trials.append((TrialRecord.from_json(_json(line, origin), origin=origin), len(line)))
+    while trials and len(_last_pair(trials)) < len(ORDER):
+        trials = trials[: -len(_last_pair(trials))]
+    MemoryStore.add_trials(store, [trial for trial, _ in trials])
+    return used + sum(size for _, size in trials)
+
+
+def _last_pair(trials: list[tuple[TrialRecord, int]]) -> list[tuple[TrialRecord, int]]:
+    """Return the run of records at the end that belong to one pair."""
+    last = trials[-1][0].pair_id
+    start = len(trials)
+    while start and trials[start - 1][0].pair_id == last:
+        start -= 1
+    return trials[start:]
+
+
+def _json(line: bytes, origin: str) -> object:
+    try:
+        value: object = json.loads(line)
+    except ValueError:
+        raise StoreError(f"{origin}: not JSON") from None
+    return value
+
+
+def _study_line(study: StudyRecord) -> str:
+    return json.dumps(study.to_json(), separators=(",", ":"))
