@@ -174,11 +174,12 @@ def _adapt(request: RingRequest, bounds: Bounds) -> Choice:
 
 def _learned(request: RingRequest, bounds: Bounds) -> Choice:
     advice = consult_table(request, default_cells=bounds.floor_cells)
-    ring = min(max(advice.ring_cells, bounds.minimum_cells), bounds.cap_cells)
+    advised = round_down(advice.ring_cells, request.page_cells)
+    ring = min(max(advised, bounds.minimum_cells), bounds.cap_cells)
     reason, gain = advice.reason, advice.gain
-    if min(ring, bounds.whole_cells) != min(advice.ring_cells, bounds.whole_cells):
-        limit = "minimum" if ring > advice.ring_cells else "cap"
-        reason = f"{reason}; the table's {advice.ring_cells} is held to the {limit}"
+    if min(ring, bounds.whole_cells) != min(advised, bounds.whole_cells):
+        limit = "minimum" if ring > advised else "cap"
+        reason = f"{reason}; the table's {advised} is held to the {limit}"
         gain = None
     return Choice(
         ring_cells=ring,
