@@ -60,12 +60,14 @@ def read_folders(environ: Mapping[str, str]) -> tuple[list[FoundTable], list[str
 
 
 def obstacles(table: PolicyTable, fingerprint: Fingerprint, mode: Mode) -> list[Difference]:
-    """Return what keeps `table` from applying to a session, beyond what it declares."""
+    """Return what keeps `table` from applying to a session, beyond what it declares.
+
+    Of the engine the release counts; a label behind ``+`` names a build and is only recorded.
+    """
     differing = compare(table.fingerprint, fingerprint, mode)
-    if table.engine_version != __version__:
-        differing.append(
-            Difference(field="engine", table=table.engine_version, session=__version__)
-        )
+    measured, here = (text.partition("+")[0] for text in (table.engine_version, __version__))
+    if measured != here:
+        differing.append(Difference(field="engine", table=measured, session=here))
     return [item for item in differing if not _is_declared(table, item)]
 
 

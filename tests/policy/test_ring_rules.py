@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_samples import FINGERPRINT, make_entry, make_request, make_table, tables
 
+from strata import __version__
 from strata.config import Selection
 from strata.errors import BudgetError, UsageError
 from strata.policy import (
@@ -234,6 +235,11 @@ def test_learned_names_another_engine_and_another_default_ring():
     decision = choose_ring(make_request(policy="learned", table=make_table(), default_cells=16_384))
     assert decision.ring_cells == 16_384
     assert "default_ring is 32768 in the table and 16384 here" in decision.warnings[0]
+
+
+def test_a_build_label_of_the_same_release_does_not_count():
+    table = make_table(engine_version=f"{__version__}+1f2e3d4c")
+    assert choose_ring(make_request(policy="learned", table=table)).warnings == ()
 
 
 def test_learned_without_known_conditions_warns():
