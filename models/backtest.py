@@ -51,14 +51,10 @@ class Outcome:
     def __str__(self) -> str:
         if self.delta_pct is None:
             return "not measured"
-        return f"{self.delta_pct:+.1f} %" + _SUFFIX[self.basis]
-
-
-_SUFFIX: dict[Basis, str] = {
-    "control's ring": "",
-    "arm's ring": " (as recorded)",
-    "row's own rule": " (as recorded, its own run)",
-}
+        if self.basis == "control's ring":
+            return "0 % (control's ring)"
+        own = ", its own run" if self.basis == "row's own rule" else ""
+        return f"{self.delta_pct:+.1f} % (as recorded{own})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,11 @@ t test of "mean log ratio <= log(1 + margin)" is rejected after Holm's step-down
 printed for it is taken at its own Holm step, so interval and verdict never disagree. *Equivalent*
 is two one-sided tests inside the margin (Schuirmann, 1987), *worse* the mirror image of better.
 
-With search and fresh passages, one candidate per (tier, mode) is chosen on the search passages
-and tested on the fresh ones alone, and the family is the entries. With a single split every ring
-is tested on the passages that would also choose it, so the family is all candidates; the entry
-says which of the two it was.
+With search passages and at least three fresh ones a tier, one candidate per (tier, mode) is chosen
+on the search passages and tested on the fresh ones alone, and the family is the entries. A
+smaller plan cannot afford that (two passages leave one degree of freedom), so every ring is
+tested on all passages and the family is all candidates. Which of the two it is follows from the
+plan and never from the numbers; the entry says it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import pandas as pd
 from strata.models.frame import SPLITS, pair_table, passage_means
 from strata.models.inference import Sample, holm_steps, mean_bounds, mean_p_value
 
-VERDICTS = ("better", "equivalent", "worse", "undecided", "invalid")
+MIN_FRESH_PASSAGES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +87,7 @@ def decide(frame: pd.DataFrame, rule: Rule, default_ring_cells: int) -> list[Ent
 def judge(pairs: pd.DataFrame, rule: Rule) -> tuple[list[Candidate], str]:
     """Return the tested candidates with their verdicts, and how they were corrected."""
     means = passage_means(pairs)
-    if set(means["split"]) == set(SPLITS):
+    if _has_two_stages(pairs):
         chosen = _chosen_on_search(means)
         means = means[means["split"] == "fresh"]
         tested = [c for c in _gather(means) if (c.tier_cells, c.mode, c.ring_cells) in chosen]
@@ -97,6 +98,14 @@ def judge(pairs: pd.DataFrame, rule: Rule) -> tuple[list[Candidate], str]:
     note += f"; Holm over {len(tested)} {'test' if len(tested) == 1 else 'tests'}"
     judged = _test(tested, means, rule)
     return [_guard(c, pairs, means, rule) for c in judged], note
+
+
+def _has_two_stages(pairs: pd.DataFrame) -> bool:
+    """Return whether every tier was planned with a search and enough fresh passages."""
+    planned = pairs.groupby(["tier_cells", "split"])["passage"].nunique().unstack(fill_value=0)
+    if set(planned.columns) != set(SPLITS):
+        return False
+    return bool((planned["search"] > 0).all() and (planned["fresh"] >= MIN_FRESH_PASSAGES).all())
 
 
 def _chosen_on_search(means: pd.DataFrame) -> set[tuple[int, str, int]]:
