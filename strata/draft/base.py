@@ -1,0 +1,28 @@
+"""What the engine asks of a drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+Pick = Callable[[torch.Tensor, int], tuple[torch.Tensor, float]]
+"""(logits [1, V], position of the token to draw) -> (its id [1], the draft's own probability)."""
+
+
+class Drafter(Protocol):
+    """Propose tokens behind the last known one; told every verified token, in order."""
+
+    def observe(self, tokens: torch.Tensor, hidden: torch.Tensor) -> None:
+        """Take verified `tokens` [n] and, for each, the main model's hidden state before it [n, H].
+
+        Cell i of the drafter pairs token i with the hidden state of cell i - 1; there is no
+        cell 0, so the first token of a prompt is never observed.
+        """
+
+    def propose(self, count: int, pick: Pick, min_p: float) -> list[int]:
+        """Return at most `count` tokens; stop early where the drafter's own doubt exceeds `min_p`."""
+
+    def truncate(self, cells: int) -> None:
+        """Forget every cell from `cells` on and refill the ring from the host store."""

@@ -1,0 +1,107 @@
+"""Draft with the model's multi-token-prediction layer, chained on its own output.
+
+The first draft of a round comes from the main model's hidden state, as in DeepSeek-V3 (2024,
+section 2.2); further drafts feed the layer its own normed output.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from strata.draft.base import Pick
+from strata.draft.ring import DrafterRing
+from strata.kernels.attention import attend
+from strata.lm.layers import dense_mlp, project_qkv, rms_norm
+from strata.lm.model import LanguageModel
+from strata.lm.weights import MtpWeights
+
+MAX_PENDING = 512
+"""Verified tokens kept unwritten at most, so that a session that never drafts stays small."""
+
+
+class MtpDrafter:
+    """One MTP layer, dense over a window of its own cells."""
+
+    def __init__(self, model: LanguageModel, ring: DrafterRing) -> None:
+        assert model.weights.mtp is not None
+        self._model = model
+        self._w: MtpWeights = model.weights.mtp
+        self._ring = ring
+        self._next_cell = 1
+        self._pending: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def observe(self, tokens: torch.Tensor, hidden: torch.Tensor) -> None:
+        """Keep verified tokens until the next proposal rewrites their cells in one pass."""
+        if sum(len(t) for t, _ in self._pending) >= MAX_PENDING:
+            self._write_pending()
+        self._pending.append((tokens, hidden))
+
+    def propose(self, count: int, pick: Pick, min_p: float) -> list[int]:
+        """Return at most `count` chained drafts."""
+        if count == 0:
+            return []
+        q, residual = self._write_pending()
+        position = self._next_cell - 1
+        drafts: list[int] = []
+        while True:
+            hidden = self._finish(q, residual, position)
+            token, probability = pick(self._model.logits(hidden), position + 1)
+            if probability < min_p:
+                break
+            drafts.append(int(token))
+            if len(drafts) == count:
+                break
+            position += 1
+            q, residual = self._cells(token, hidden, position, committed=False)
+        return drafts
+
+    def truncate(self, cells: int) -> None:
+        """Forget every cell from `cells` on; pending ones before it reach the host store."""
+        if self._pending:
+            self._write_pending()
+        self._next_cell = min(self._next_cell, cells)
+        self._ring.refill(self._next_cell)
+
+    def _write_pending(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the cells of all pending tokens; return the last one's query and residual.
+
+        Where nothing is pending the last committed cell is not at hand, so a proposal always
+        follows an observation.
+        """
+        assert self._pending, "propose needs a verified token since the last proposal"
+        tokens = torch.cat([t for t, _ in self._pending])
+        hidden = torch.cat([h for _, h in self._pending])
+        self._pending.clear()
+        start = self._next_cell
+        self._next_cell += len(tokens)
+        q, residual = self._cells(tokens, hidden, start, committed=True)
+        return q[-1:], residual[-1:]
+
+    def _cells(
+        self, tokens: torch.Tensor, hidden: torch.Tensor, start: int, *, committed: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the K/V of cells `start` and on; return queries [n, Q, D] and residuals [n, H]."""
+        w, eps = self._w, self._model.config.norm_eps
+        inputs = [
+            rms_norm(self._model.embed(tokens), w.norm_embedding, eps),
+            rms_norm(hidden, w.norm_hidden, eps),
+        ]
+        x = F.linear(torch.cat(inputs, -1), w.fc)
+        positions = torch.arange(start, start + len(tokens), device=x.device)
+        angles = self._model.rotary.angles(positions, x.dtype)
+        q, cells = project_qkv(
+            rms_norm(x, w.attention.norm, eps), w.attention, self._model.config, angles
+        )
+        self._ring.write(start, cells, committed=committed)
+        return q, x
+
+    def _finish(self, q: torch.Tensor, x: torch.Tensor, position: int) -> torch.Tensor:
+        """Return the layer's normed output [1, H] for the row whose cell is `position`."""
+        w, c = self._w, self._model.config
+        kv = self._ring.read(position)
+        grouped = q.view(1, 1, c.kv_heads, c.group, c.head_dim)
+        attention = attend(grouped, kv[None, 0], kv[None, 1], None)
+        x = x + F.linear(attention, w.attention.out)
+        x = x + dense_mlp(rms_norm(x, w.attention.post_norm, c.norm_eps), w.gate_up, w.down)
+        return rms_norm(x, w.norm, c.norm_eps)

@@ -1,0 +1,168 @@
+"""Order a round: draft, verify, commit. The only place that does.
+
+The engine holds no policy and no text: it turns known tokens into the next ones. One main-model
+forward verifies a whole window; `forwards` counts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from strata.draft.base import Drafter
+from strata.experts.cache import ExpertCache
+from strata.kernels.attention import attend_chunk
+from strata.kernels.experts import expert_product, grouped_product, route
+from strata.kv.cache import SEED_ROWS, KvCache
+from strata.lm.model import LanguageModel
+from strata.sampling import Sampler
+
+PROMPT_CHUNK = {"cpu": 512, "cuda": 8192}
+"""Prompt rows a forward; a constant of the device, never of ring or budget."""
+PROMPT_SEGMENT = {"cpu": 2048, "cuda": 8192}
+"""Earlier cells a prompt chunk reads at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round gave: its verified tokens, and how its drafts fared."""
+
+    tokens: list[int]
+    drafted: int
+    accepted: int
+
+
+class Engine:
+    """The state of one sequence: its known tokens, its K/V, its drafter."""
+
+    def __init__(
+        self, model: LanguageModel, kv: KvCache, experts: ExpertCache, drafter: Drafter
+    ) -> None:
+        self.model = model
+        self.kv = kv
+        self.experts = experts
+        self.drafter = drafter
+        self.forwards = 0
+        self.track_gap = False
+        """Whether to keep `smallest_gap`, the least distance of two best logits; tests do."""
+        self.smallest_gap = float("inf")
+        self._last: int | None = None
+        self._prompt_hidden: torch.Tensor | None = None
+        self._prompt_cells = 0
+
+    # -- prompt ---------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def prefill(self, ids: list[int], on_progress: Callable[[int], None] | None = None) -> None:
+        """Commit the cells of prompt `ids`, seed the ring, and be ready for `first_token`."""
+        model, kv = self.model, self.kv
+        assert kv.committed == 0 and ids, "prefill starts an empty session"
+        chunk = PROMPT_CHUNK[model.device.type]
+        tokens = torch.tensor(ids, device=model.device)
+        queries: list[torch.Tensor] = [torch.empty(0)] * model.config.layers
+        for start in range(0, len(ids), chunk):
+            part = tokens[start : start + chunk]
+            hidden = self._forward_chunk(part, start, queries)
+            follow = tokens[start + 1 : start + 1 + len(part)]
+            self.drafter.observe(follow, hidden[: len(follow)])
+            if on_progress:
+                on_progress(len(part))
+        kv.note_prompt_end(torch.stack(queries))
+        kv.seed()
+        self._prompt_hidden = hidden[-1:]
+        self._prompt_cells = len(ids)
+
+    def _forward_chunk(
+        self, tokens: torch.Tensor, start: int, queries: list[torch.Tensor]
+    ) -> torch.Tensor:
+        model, kv, c = self.model, self.kv, self.model.config
+        segment = PROMPT_SEGMENT[model.device.type]
+
+        def attend(layer: int, q: torch.Tensor, cells: torch.Tensor) -> torch.Tensor:
+            kv.write_chunk(layer, cells)
+            kept = q[-SEED_ROWS:]
+            queries[layer] = torch.cat([queries[layer].to(q), kept])[-SEED_ROWS:] if start else kept
+            own = (cells[:, 0].transpose(0, 1), cells[:, 1].transpose(0, 1))
+            grouped = q.view(len(q), c.kv_heads, c.group, c.head_dim)
+            return attend_chunk(grouped, own, kv.past(layer, segment))
+
+        def experts(layer: int, x: torch.Tensor) -> torch.Tensor:
+            blobs = model.weights.experts[layer * c.experts : (layer + 1) * c.experts]
+            ids, weights = self._route(layer, x)
+            return grouped_product(x, blobs, ids, weights)
+
+        positions = torch.arange(start, start + len(tokens), device=model.device)
+        hidden = model.run_layers(model.embed(tokens), positions, attend, experts)
+        kv.commit_chunk(len(tokens))
+        return hidden
+
+    @torch.inference_mode()
+    def first_token(self, sampler: Sampler) -> int:
+        """Return the token behind the prompt."""
+        assert self._prompt_hidden is not None, "first_token follows prefill or rewind"
+        logits = self.model.logits(self._prompt_hidden)
+        token = sampler.pick(logits, self._positions(self._prompt_cells, 1))
+        self._note_gap(logits)
+        self.drafter.observe(token, self._prompt_hidden)
+        self._last = int(token)
+        return self._last
+
+    @torch.inference_mode()
+    def rewind(self) -> None:
+        """Go back to the state right behind the prompt: cells, ring, drafter."""
+        self.kv.truncate(self._prompt_cells)
+        self.drafter.truncate(self._prompt_cells)
+        self._last = None
+
+    # -- decode ---------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def round(self, sampler: Sampler, drafts: int, min_p: float = 0.0) -> Round:
+        """Draft at most `drafts` tokens, verify them in one forward, commit what held."""
+        assert self._last is not None, "round follows first_token"
+        proposed = self.drafter.propose(drafts, sampler.pick_draft, min_p)
+        base = self.kv.committed
+        rows = torch.tensor([self._last, *proposed], device=self.model.device)
+        hidden = self._verify(rows)
+        logits = self.model.logits(hidden)
+        targets = sampler.pick(logits, self._positions(base + 1, len(rows)))
+        drawn = targets.tolist()
+        accepted = 0
+        while accepted < len(proposed) and proposed[accepted] == drawn[accepted]:
+            accepted += 1
+        self._note_gap(logits[: accepted + 1])
+        self.kv.commit(accepted + 1)
+        self.drafter.observe(targets[: accepted + 1], hidden[: accepted + 1])
+        self._last = drawn[accepted]
+        return Round(drawn[: accepted + 1], len(proposed), accepted)
+
+    def _verify(self, rows: torch.Tensor) -> torch.Tensor:
+        model, c = self.model, self.model.config
+        window = self.kv.begin(len(rows))
+
+        def experts(layer: int, x: torch.Tensor) -> torch.Tensor:
+            ids, weights = self._route(layer, x)
+            blobs = self.experts.gather(ids.flatten() + layer * c.experts)
+            return expert_product(x, blobs, weights)
+
+        self.forwards += 1
+        return model.run_layers(model.embed(rows), window.positions, self.kv.attend, experts)
+
+    def _route(self, layer: int, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        c = self.model.config
+        return route(
+            x,
+            self.model.weights.routers[layer],
+            count=c.experts_per_token,
+            normalise=c.normalise_router,
+        )
+
+    def _positions(self, first: int, count: int) -> torch.Tensor:
+        return torch.arange(first, first + count, device=self.model.device)
+
+    def _note_gap(self, logits: torch.Tensor) -> None:
+        if self.track_gap:
+            top = logits.topk(2, -1).values
+            self.smallest_gap = min(self.smallest_gap, float((top[:, 0] - top[:, 1]).min()))

@@ -1,0 +1,89 @@
+"""One continuation: its tokens, when each arrived, and what the rounds did."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass, field
+from statistics import quantiles
+from typing import Literal
+
+from strata.kv.counters import Counters
+
+Stopped = Literal["length", "eos", "stop", "interrupted"]
+
+
+def hash_tokens(tokens: list[int]) -> str:
+    """Return the SHA-256 of `tokens` as little-endian int32."""
+    return hashlib.sha256(struct.pack(f"<{len(tokens)}i", *tokens)).hexdigest()
+
+
+@dataclass(slots=True, kw_only=True)
+class Generation:
+    """What `Session.generate` returns; times are seconds of a monotonic clock.
+
+    Rates need two tokens: the first one is the prompt's, so `decode_s` runs from the first
+    token's arrival to the last's. With fewer they are None.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    stopped: Stopped = "length"
+    rounds: int = 0
+    times_s: list[float] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    """Rounds whose draft at position j was accepted."""
+    drafted: list[int] = field(default_factory=list)
+    """Rounds that had a draft at position j."""
+    kv: Counters = field(default_factory=Counters)
+    experts: Counters = field(default_factory=Counters)
+
+    def note_round(self, drafted: int, accepted: int) -> None:
+        """Count one round and its drafts by position."""
+        self.rounds += 1
+        while len(self.drafted) < drafted:
+            self.drafted.append(0)
+            self.accepted.append(0)
+        for j in range(drafted):
+            self.drafted[j] += 1
+            self.accepted[j] += j < accepted
+
+    @property
+    def token_hash(self) -> str:
+        """Return `hash_tokens` of the new ids."""
+        return hash_tokens(self.tokens)
+
+    @property
+    def decode_s(self) -> float:
+        """Return the seconds from the first token's arrival to the last's."""
+        return self.times_s[-1] - self.times_s[0] if len(self.times_s) > 1 else 0.0
+
+    @property
+    def decode_tok_s(self) -> float | None:
+        """Return (new - 1) / decode_s."""
+        return (len(self.tokens) - 1) / self.decode_s if self.decode_s else None
+
+    @property
+    def rounds_per_s(self) -> float | None:
+        """Return verify rounds a second of decode."""
+        return self.rounds / self.decode_s if self.decode_s else None
+
+    @property
+    def tokens_per_round(self) -> float | None:
+        """Return the tokens that came out of a round, bonus token included."""
+        return (len(self.tokens) - 1) / self.rounds if self.rounds else None
+
+    def tpot_ms(self, percent: int) -> float | None:
+        """Return the `percent` percentile of the time per output token, in milliseconds.
+
+        Tokens of one round arrive together; each takes its share of the round.
+        """
+        gaps, at = [], self.times_s[0] if self.times_s else 0.0
+        for start in range(1, len(self.times_s)):
+            if self.times_s[start] != self.times_s[start - 1]:
+                together = self.times_s.count(self.times_s[start])
+                gaps += [(self.times_s[start] - at) / together * 1e3] * together
+                at = self.times_s[start]
+        if len(gaps) < 2:
+            return gaps[0] if gaps else None
+        return quantiles(gaps, n=100, method="inclusive")[percent - 1]

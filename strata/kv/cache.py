@@ -1,0 +1,223 @@
+"""The K/V cache of a session: append, resolve, gather and attend, layer by layer.
+
+The order within a window is `begin`, then `attend` once per layer, then `commit` with the
+number of rows that were verified. Rows that are not committed leave their cells behind the
+committed end, where the next window overwrites them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from strata.arena import Arena
+from strata.config import Victims
+from strata.kernels.attention import attend
+from strata.kernels.select import count_selected, select_pages, update_bounds
+from strata.kv.counters import Counters, LayerCounters
+from strata.kv.geometry import KvGeometry, pages_of
+from strata.kv.residency import Residency
+from strata.kv.transfer import GatherPlan, Transfer
+from strata.kv.victims import make_victims
+from strata.kv.window import Window, make_window
+
+SEED_ROWS = 64
+"""Prompt rows whose selections seed the ring."""
+
+
+class KvCache:
+    """K/V of one session: every committed cell in the host store, a ring of pages in the pool."""
+
+    def __init__(self, geometry: KvGeometry, victims: Victims, arena: Arena) -> None:
+        g = self.geometry = geometry
+        device = arena.device
+        pool = arena.take("kv ring", g.pool_shape, g.dtype)
+        table = arena.take("page tables", (g.layers, g.pages), torch.int32)
+        owner = arena.take("page tables", (g.layers, g.slots), torch.int32)
+        host = torch.zeros(g.host_shape, dtype=g.dtype, pin_memory=device.type == "cuda")
+        self.transfer = Transfer(g, pool, host)
+        policy = make_victims(victims, g.layers, g.slots, device)
+        self.residency = Residency(policy, table, owner)
+        self.bounds = (
+            arena.take("key bounds", g.bounds_shape, torch.float32) if g.select_pages else None
+        )
+        self.counters = LayerCounters([Counters() for _ in range(g.layers)])
+        self.committed = 0
+        self._born_pages = 0
+        self._seed_counts: torch.Tensor | None = None  # [L, P]
+        self._plans: list[GatherPlan] = []
+        self._planned_pages = 0
+        self._window: Window | None = None
+        self._window_keys: list[torch.Tensor] = []
+
+    # -- decode ---------------------------------------------------------------------------
+
+    def begin(self, rows: int) -> Window:
+        """Open a window of `rows` rows behind the committed cells; its pages get slots."""
+        g = self.geometry
+        last_page = (self.committed + rows - 1) // g.page_cells
+        assert last_page < g.pages, "window past the session's max context"
+        for page in range(self._born_pages, last_page + 1):
+            self._bear(page)
+        self._window = make_window(self.transfer, self.residency.table, self.committed, rows)
+        self._window_keys = []
+        if self._window.dense and self._planned_pages != last_page + 1:
+            self._plan_dense(last_page + 1)
+        return self._window
+
+    def attend(self, layer: int, q: torch.Tensor, cells: torch.Tensor) -> torch.Tensor:
+        """Append `cells` [R, 2, K, D] and return attention of `q` [R, Q, D] as [R, Q * D]."""
+        window = self._window
+        assert window is not None, "attend outside a window"
+        g = self.geometry
+        self.transfer.append(layer, cells, window.host_rows, window.pool_rows[layer])
+        grouped = q.view(window.rows, g.kv_heads, -1, g.head_dim)
+        if self.bounds is not None:
+            self._window_keys.append(cells[:, 0])
+        if window.dense:
+            kv = self._gather_dense(layer)[:, :, : window.end]
+            return attend(grouped[None], kv[None, 0], kv[None, 1], window.mask)
+        kv = self._gather_selected(layer, grouped, window)
+        return attend(grouped[:, None], kv[:, 0], kv[:, 1], window.mask)
+
+    def commit(self, rows: int) -> None:
+        """Keep the first `rows` rows of the open window; key bounds widen only here."""
+        window = self._window
+        assert window is not None and 0 < rows <= window.rows
+        if self.bounds is not None:
+            keys = torch.stack(self._window_keys)[:, :rows]
+            update_bounds(self.bounds, window.pages[:rows], keys)
+        self.committed += rows
+        self._window = None
+
+    def _bear(self, page: int) -> None:
+        """Give a page that has no cells yet its slots and empty bounds."""
+        g = self.geometry
+        first_tail = page - g.tail + 1
+        for layer in range(g.layers):
+            self.residency.admit_new(layer, page, first_tail=first_tail, replace=g.select_pages > 0)
+        self._reset_bounds(page)
+        self._born_pages = page + 1
+        self._planned_pages = 0
+
+    def _plan_dense(self, pages: int) -> None:
+        every = torch.arange(pages, device=self.residency.table.device)
+        self._plans = [
+            self.transfer.plan(every, self.residency.slots_of(layer, every))
+            for layer in range(self.geometry.layers)
+        ]
+        self._planned_pages = pages
+
+    def _gather_dense(self, layer: int) -> torch.Tensor:
+        """Return every page's cells [2, K, n, D]; pages without a slot are read in place."""
+        plan = self._plans[layer]
+        self.counters.layers[layer].count(
+            lookups=self._planned_pages,
+            misses=plan.pages_in_place,
+            overflows=plan.pages_in_place,
+            item_bytes=self.geometry.page_bytes,
+        )
+        return self.transfer.gather(layer, plan)
+
+    def _gather_selected(self, layer: int, q: torch.Tensor, window: Window) -> torch.Tensor:
+        """Select, resolve and return each row's cells [R, 2, K, M * C, D]."""
+        g = self.geometry
+        assert self.bounds is not None
+        pages = select_pages(q, self.bounds[layer], window.pages, count=g.select_pages, tail=g.tail)
+        distinct = pages[0] if window.rows == 1 else pages.unique()
+        before, admission = self.residency.resolve(layer, distinct)
+        misses = overflows = 0
+        if admission is not None:
+            self.transfer.bring_in(layer, admission.pages, admission.slots)
+            misses = int((before < 0).sum())
+            overflows = misses - len(admission.pages)
+        self.counters.layers[layer].count(
+            lookups=len(distinct), misses=misses, overflows=overflows, item_bytes=g.page_bytes
+        )
+        slots = self.residency.slots_of(layer, pages.flatten()).view_as(pages)
+        return self.transfer.gather(layer, self.transfer.plan(pages, slots), window.rows)
+
+    # -- prompt ---------------------------------------------------------------------------
+
+    def write_chunk(self, layer: int, cells: torch.Tensor) -> None:
+        """Write a prompt chunk's `cells` [n, 2, K, D] behind the committed cells, host only."""
+        g = self.geometry
+        positions = torch.arange(self.committed, self.committed + len(cells), device=cells.device)
+        pages, offsets = positions // g.page_cells, positions % g.page_cells
+        rows = self.transfer.cell_rows(pages, offsets)
+        self.transfer.write_host(layer, cells.reshape(-1, g.head_dim), rows)
+        if self.bounds is not None:
+            if layer == 0:
+                for page in range(pages_of(self.committed, g.page_cells), int(pages[-1]) + 1):
+                    self._reset_bounds(page)
+            update_bounds(self.bounds[layer], pages, cells[:, 0])
+
+    def past(self, layer: int, segment: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the committed cells of `layer`, `segment` cells at a time, from the host store."""
+        for start in range(0, self.committed, segment):
+            yield self.transfer.past_segment(layer, start, min(start + segment, self.committed))
+
+    def commit_chunk(self, rows: int) -> None:
+        """Keep a prompt chunk of `rows` cells; the ring must be seeded before the next window."""
+        self.committed += rows
+
+    def note_prompt_end(self, queries: torch.Tensor) -> None:
+        """Remember what the last prompt rows' `queries` [L, r, Q, D] would select.
+
+        Rows too shallow to select say nothing; a dense session has nothing to remember.
+        """
+        g = self.geometry
+        rows = torch.arange(self.committed - queries.shape[1], self.committed)
+        own = (rows // g.page_cells).to(queries.device)
+        deep = own + 1 >= g.select_pages
+        if self.bounds is None or not deep.any():
+            return
+        grouped = queries[:, deep].view(
+            g.layers, -1, g.kv_heads, queries.shape[2] // g.kv_heads, g.head_dim
+        )
+        self._seed_counts = torch.stack(
+            [
+                count_selected(
+                    select_pages(q, bounds, own[deep], count=g.select_pages, tail=g.tail), g.pages
+                )
+                for q, bounds in zip(grouped, self.bounds, strict=True)
+            ]
+        )
+
+    def seed(self) -> None:
+        """Fill the ring: tail pages, then the most selected of `note_prompt_end`, then the newest."""
+        g = self.geometry
+        pages = pages_of(self.committed, g.page_cells)
+        number = torch.arange(pages, device=self.residency.table.device)
+        self.residency.clear()
+        for layer in range(g.layers):
+            rank = number.clone()
+            if self._seed_counts is not None:
+                rank += self._seed_counts[layer, :pages] * pages
+            rank[number >= pages - g.tail] += pages * (SEED_ROWS + 1)
+            best = rank.argsort(descending=True)[: g.slots].sort().values
+            admission = self.residency.seed(layer, best)
+            self.transfer.bring_in(layer, admission.pages, admission.slots)
+        self._born_pages = pages
+        self._planned_pages = 0
+
+    def truncate(self, cells: int) -> None:
+        """Forget every cell from `cells` on and seed the ring again."""
+        assert 0 < cells <= self.committed
+        g = self.geometry
+        self.committed = cells
+        self._window = None
+        first = (cells - 1) // g.page_cells * g.page_cells
+        if self.bounds is not None:
+            self._reset_bounds(first // g.page_cells)
+            page = torch.full((cells - first,), first // g.page_cells, device=self.bounds.device)
+            for layer in range(g.layers):
+                keys, _ = self.transfer.past_segment(layer, first, cells)
+                update_bounds(self.bounds[layer], page, keys.transpose(0, 1))
+        self.seed()
+
+    def _reset_bounds(self, page: int) -> None:
+        if self.bounds is not None:
+            self.bounds[:, :, page, : self.geometry.head_dim] = -torch.inf
+            self.bounds[:, :, page, self.geometry.head_dim :] = torch.inf

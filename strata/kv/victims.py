@@ -1,0 +1,105 @@
+"""Whose slot is taken when a page must come in: second chance, or recency and frequency.
+
+Both policies see one layer at a time and answer with slots; they never see pages, so nothing
+about content or position can enter the choice.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from strata.config import Victims
+
+LRFU_DECAY = 0.05
+"""Weight halves every 1 / LRFU_DECAY = 20 resolves of a layer."""
+
+
+class VictimPolicy(Protocol):
+    """Choose victims among the slots of a layer."""
+
+    def touch(self, layer: int, slots: torch.Tensor) -> None:
+        """Note that `slots` (each once) were read by a resolve of `layer`."""
+
+    def choose(self, layer: int, evictable: torch.Tensor, count: int) -> torch.Tensor:
+        """Return at most `count` slots of `evictable` [S] (bool), first victim first."""
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return the tensors that hold the policy's memory, for integrity checks."""
+
+
+class Clock:
+    """Second chance (Corbato, 1968): a hand sweeps, a slot read since the last sweep is passed."""
+
+    def __init__(self, layers: int, slots: int, device: torch.device) -> None:
+        self._referenced = torch.zeros(layers, slots, dtype=torch.bool, device=device)
+        self._hand = [0] * layers
+        self._order = torch.arange(slots, device=device)
+
+    def touch(self, layer: int, slots: torch.Tensor) -> None:
+        """Give `slots` a second chance."""
+        self._referenced[layer].index_fill_(0, slots, True)
+
+    def choose(self, layer: int, evictable: torch.Tensor, count: int) -> torch.Tensor:
+        """Sweep from the hand; evictable slots passed with their bit set lose it.
+
+        If one turn does not find `count`, the second takes the slots that the first spared.
+        """
+        referenced = self._referenced[layer]
+        sweep = self._order.roll(-self._hand[layer])
+        sweep = sweep[evictable[sweep]]
+        spared = referenced[sweep]
+        victims = sweep[~spared][:count]
+        if len(victims) < count:
+            referenced[sweep] = False
+            victims = torch.cat([victims, sweep[spared][: count - len(victims)]])
+        else:
+            passed = (self._order.numel() + victims[-1] - self._hand[layer]) % self._order.numel()
+            distance = (sweep - self._hand[layer]) % self._order.numel()
+            referenced[sweep[distance <= passed]] = False
+        if len(victims):
+            self._hand[layer] = (int(victims[-1]) + 1) % self._order.numel()
+        return victims
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return the reference bits [L, S]."""
+        return {"referenced": self._referenced}
+
+
+class Lrfu:
+    """Least recently / frequently used (Lee et al., 2001): each read weighs 2^(-decay * age).
+
+    The combined weight C is kept as log2(C) + decay * time, which orders slots the same way at
+    any later time, so that nothing needs aging.
+    """
+
+    def __init__(self, layers: int, slots: int, device: torch.device) -> None:
+        self._weight = torch.full((layers, slots), -torch.inf, dtype=torch.float64, device=device)
+        self._time = [0] * layers
+
+    def touch(self, layer: int, slots: torch.Tensor) -> None:
+        """Add a read of now to each slot's weight."""
+        self._time[layer] += 1
+        now = torch.tensor(LRFU_DECAY * self._time[layer], dtype=torch.float64)
+        weight = self._weight[layer]
+        log2 = 0.6931471805599453
+        fresh = torch.logaddexp(weight[slots] * log2, (now * log2).to(weight.device)) / log2
+        weight.index_copy_(0, slots, fresh)
+
+    def choose(self, layer: int, evictable: torch.Tensor, count: int) -> torch.Tensor:
+        """Return the lightest evictable slots, equal ones by number; they forget their past."""
+        candidates = evictable.nonzero()[:, 0]
+        order = self._weight[layer][candidates].argsort(stable=True)
+        victims = candidates[order[:count]]
+        self._weight[layer].index_fill_(0, victims, -torch.inf)
+        return victims
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return the weights [L, S] (float64, log2 at time zero)."""
+        return {"weight": self._weight}
+
+
+def make_victims(name: Victims, layers: int, slots: int, device: torch.device) -> VictimPolicy:
+    """Return the policy that `--kv-evict` names."""
+    return {"clock": Clock, "lrfu": Lrfu}[name](layers, slots, device)

@@ -1,0 +1,130 @@
+"""What a session's device memory will hold, in bytes, before any of it is reserved.
+
+One function says what each tensor takes; the arena is carved by the same shapes, so a plan that
+fits is a session that fits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from strata.arena import tensor_bytes
+from strata.config import Selection
+from strata.draft.ring import ring_shape
+from strata.errors import BudgetError
+from strata.kv.geometry import KvGeometry
+from strata.lm.model import LanguageModel
+from strata.policy import round_up
+from strata.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What a session must hold whatever its ring: the model, its context, its switches."""
+
+    model: LanguageModel
+    need: int
+    max_context: int
+    page_cells: int
+    selection: Selection
+    drafting: bool
+    window_cells: int | None
+    """W as given: None follows the ring, 0 is everything."""
+    budget_bytes: int | None
+
+    @property
+    def num_experts(self) -> int:
+        """Return the routed experts of all layers."""
+        return self.model.config.layers * self.model.config.experts
+
+    @property
+    def fewest_experts(self) -> int:
+        """Return the slots that one row of one layer needs."""
+        return self.model.config.experts_per_token
+
+    def window(self, pool_cells: int) -> int:
+        """Return the drafter's window in cells for a pool of `pool_cells`."""
+        w = pool_cells if self.window_cells is None else self.window_cells
+        return min(w, self.max_context) if w else self.max_context
+
+    def geometry(self, pool_cells: int) -> KvGeometry:
+        """Return the K/V geometry of a pool of `pool_cells`, whole pages."""
+        c = self.model.config
+        return KvGeometry(
+            layers=c.layers,
+            kv_heads=c.kv_heads,
+            head_dim=c.head_dim,
+            page_cells=self.page_cells,
+            pages=round_up(self.max_context, self.page_cells) // self.page_cells,
+            slots=pool_cells // self.page_cells,
+            select_pages=self.selection.pages(need_cells=self.need, page_cells=self.page_cells),
+            dtype=self.model.dtype,
+        )
+
+    def arena_bytes(self, pool_cells: int, expert_slots: int | None) -> int:
+        """Return the bytes a session carves; `expert_slots` None keeps experts with the model."""
+        g, dtype = self.geometry(pool_cells), self.model.dtype
+        total = tensor_bytes(g.pool_shape, dtype)
+        total += tensor_bytes((g.layers, g.pages), torch.int32)
+        total += tensor_bytes((g.layers, g.slots), torch.int32)
+        if g.select_pages:
+            total += tensor_bytes(g.bounds_shape, torch.float32)
+        if self.drafting:
+            shape = ring_shape(
+                self.window(pool_cells), g.pages * g.page_cells, g.kv_heads, g.head_dim
+            )
+            total += tensor_bytes(shape, dtype)
+        if expert_slots is not None:
+            experts = self.model.weights.experts
+            total += tensor_bytes((expert_slots, experts.shape[1]), dtype)
+            total += tensor_bytes((1, len(experts)), torch.int32)
+            total += tensor_bytes((1, expert_slots), torch.int32)
+        return total
+
+    def fits(self, pool_cells: int, expert_slots: int) -> bool:
+        """Return whether the budget holds weights, pool and slots together."""
+        assert self.budget_bytes is not None
+        weights = self.model.weights.device_bytes()
+        return weights + self.arena_bytes(pool_cells, expert_slots) <= self.budget_bytes
+
+    def largest_ring(self, expert_slots: int) -> int | None:
+        """Return the largest pool beside `expert_slots`, 0 where none fits; None without a budget."""
+        if self.budget_bytes is None:
+            return None
+        low, high = 0, round_up(self.max_context, self.page_cells) // self.page_cells
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.fits(middle * self.page_cells, expert_slots):
+                low = middle
+            else:
+                high = middle - 1
+        return low * self.page_cells
+
+    def most_experts(self, pool_cells: int) -> int | None:
+        """Return the expert slots that the budget leaves beside a pool; None without a budget."""
+        if self.budget_bytes is None:
+            return None
+        low, high = self.fewest_experts, self.num_experts
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.fits(pool_cells, middle):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def check(self, minimum_cells: int) -> None:
+        """Raise BudgetError where not even the minimum ring fits, naming the least that would."""
+        if self.budget_bytes is None or self.fits(minimum_cells, self.fewest_experts):
+            return
+        least = self.model.weights.device_bytes() + self.arena_bytes(
+            minimum_cells, self.fewest_experts
+        )
+        raise BudgetError(
+            f"--vram-budget: {format_bytes(self.budget_bytes)} cannot hold this session; the least "
+            f"that can is {math.ceil(least / 1024)}KiB (weights, a ring of {minimum_cells} cells and "
+            f"{self.fewest_experts} expert slots)"
+        )

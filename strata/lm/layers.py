@@ -1,0 +1,63 @@
+"""The pieces of a decoder layer that do not touch K/V memory or experts.
+
+Shapes: R rows, H hidden, Q query heads, K K/V heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from strata.lm.config import LMConfig
+from strata.lm.weights import AttentionWeights
+
+
+class Rotary:
+    """Rotary position embedding, half-split pairs (Su et al., 2021)."""
+
+    def __init__(self, config: LMConfig, device: torch.device) -> None:
+        exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+        self._inverse = (1.0 / config.rope_theta**exponent).to(device)  # [D / 2]
+
+    def angles(
+        self, positions: torch.Tensor, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cosine and signed sine of [R] positions, each [R, 1, D].
+
+        The sine's first half carries the minus of the rotation, so that rotating is one roll.
+        """
+        phase = positions.to(torch.float32)[:, None, None] * self._inverse
+        cos, sin = phase.cos(), phase.sin()
+        return torch.cat([cos, cos], -1).to(dtype), torch.cat([-sin, sin], -1).to(dtype)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
+    """Return `x` [R, heads, D] turned by its position's angles."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), signed_sin)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return root-mean-square normalised `x`, float32 inside (Zhang and Sennrich, 2019)."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return weight * wide.to(x.dtype)
+
+
+def project_qkv(
+    x: torch.Tensor,
+    w: AttentionWeights,
+    config: LMConfig,
+    angles: tuple[torch.Tensor, torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return queries [R, Q, D] and new cells [R, 2, K, D] of normed input `x` [R, H]."""
+    q, k, d = config.heads, config.kv_heads, config.head_dim
+    packed = F.linear(x, w.qkv).view(-1, q + 2 * k, d)
+    qk = rotate(rms_norm(packed[:, : q + k], w.qk_norm, config.norm_eps), *angles)
+    cells = torch.cat([qk[:, q:], packed[:, q + k :]], 1).view(-1, 2, k, d)
+    return qk[:, :q], cells
+
+
+def dense_mlp(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    """Return the gated feed-forward of `x` [R, H]."""
+    gate, up = F.linear(x, gate_up).chunk(2, -1)
+    return F.linear(F.silu(gate) * up, down)

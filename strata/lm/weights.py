@@ -1,0 +1,134 @@
+"""Lay a checkpoint's tensors out the way the engine reads them.
+
+Letters used in shapes: V vocabulary, H hidden, L layers, Q query heads, K K/V heads, D head
+dimension, E experts a layer, I expert width, F dense width of the MTP layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from strata.lm.checkpoint import Checkpoint
+from strata.lm.config import LMConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionWeights:
+    """One attention layer, its projections packed into one product."""
+
+    norm: torch.Tensor  # [H]
+    qkv: torch.Tensor  # [(Q + 2K) * D, H]
+    qk_norm: torch.Tensor  # [Q + K, D]
+    out: torch.Tensor  # [H, Q * D]
+    post_norm: torch.Tensor  # [H]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtpWeights:
+    """The drafter: one attention layer with a dense feed-forward."""
+
+    fc: torch.Tensor  # [H, 2H]
+    norm_embedding: torch.Tensor  # [H]
+    norm_hidden: torch.Tensor  # [H]
+    attention: AttentionWeights
+    gate_up: torch.Tensor  # [2F, H]
+    down: torch.Tensor  # [H, F]
+    norm: torch.Tensor  # [H]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Everything a model computes with; routed experts stay in host memory."""
+
+    embedding: torch.Tensor  # [V, H]
+    head: torch.Tensor  # [V, H], the embedding where they are tied
+    norm: torch.Tensor  # [H]
+    layers: tuple[AttentionWeights, ...]
+    routers: tuple[torch.Tensor, ...]  # [E, H] each
+    mtp: MtpWeights | None
+    experts: torch.Tensor  # host [L * E, 3 * I * H]: gate, up [2I, H], then down [H, I]
+
+    def device_bytes(self) -> int:
+        """Return the bytes on the device, each storage once, routed experts left out."""
+        attention = [*self.layers, *([self.mtp.attention] if self.mtp else [])]
+        tensors = [self.embedding, self.head, self.norm, *self.routers]
+        for layer in attention:
+            tensors += [layer.norm, layer.qkv, layer.qk_norm, layer.out, layer.post_norm]
+        if self.mtp:
+            m = self.mtp
+            tensors += [m.fc, m.norm_embedding, m.norm_hidden, m.gate_up, m.down, m.norm]
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+        return sum(storages.values())
+
+
+def load_weights(
+    checkpoint: Checkpoint, config: LMConfig, *, device: torch.device, dtype: torch.dtype
+) -> Weights:
+    """Take every tensor the engine needs from `checkpoint`; experts land in (pinned) host memory."""
+    c = config
+
+    def take(name: str, *shape: int) -> torch.Tensor:
+        return checkpoint.take(name, *shape).to(device=device, dtype=dtype)
+
+    def attention(prefix: str) -> AttentionWeights:
+        q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
+        attn = f"{prefix}.self_attn"
+        packed = [
+            take(f"{attn}.q_proj.weight", q, c.hidden),
+            take(f"{attn}.k_proj.weight", kv, c.hidden),
+            take(f"{attn}.v_proj.weight", kv, c.hidden),
+        ]
+        q_norm = take(f"{attn}.q_norm.weight", c.head_dim).expand(c.heads, -1)
+        k_norm = take(f"{attn}.k_norm.weight", c.head_dim).expand(c.kv_heads, -1)
+        return AttentionWeights(
+            norm=take(f"{prefix}.input_layernorm.weight", c.hidden),
+            qkv=torch.cat(packed),
+            qk_norm=torch.cat([q_norm, k_norm]),
+            out=take(f"{attn}.o_proj.weight", c.hidden, q),
+            post_norm=take(f"{prefix}.post_attention_layernorm.weight", c.hidden),
+        )
+
+    layers, routers = [], []
+    experts = torch.empty(
+        c.layers * c.experts, c.expert_numel, dtype=dtype, pin_memory=device.type == "cuda"
+    )
+    for i in range(c.layers):
+        prefix = f"model.layers.{i}"
+        layers.append(attention(prefix))
+        routers.append(take(f"{prefix}.mlp.gate.weight", c.experts, c.hidden))
+        for e in range(c.experts):
+            row, at = experts[i * c.experts + e], 0
+            for part in ("gate", "up", "down"):
+                shape = (c.hidden, c.expert_width) if part == "down" else (c.expert_width, c.hidden)
+                name = f"{prefix}.mlp.experts.{e}.{part}_proj.weight"
+                row[at : at + c.hidden * c.expert_width] = checkpoint.take(name, *shape).flatten()
+                at += c.hidden * c.expert_width
+    embedding = take("model.embed_tokens.weight", c.vocab, c.hidden)
+    return Weights(
+        embedding=embedding,
+        head=embedding if c.tied else take("lm_head.weight", c.vocab, c.hidden),
+        norm=take("model.norm.weight", c.hidden),
+        layers=tuple(layers),
+        routers=tuple(routers),
+        mtp=_load_mtp(take, attention("mtp.layers.0"), c) if c.mtp_layers else None,
+        experts=experts,
+    )
+
+
+def _load_mtp(
+    take: Callable[..., torch.Tensor], attention: AttentionWeights, c: LMConfig
+) -> MtpWeights:
+    mlp, width = "mtp.layers.0.mlp", c.mtp_dense_width
+    gate_up = [take(f"{mlp}.{part}_proj.weight", width, c.hidden) for part in ("gate", "up")]
+    return MtpWeights(
+        fc=take("mtp.fc.weight", c.hidden, 2 * c.hidden),
+        norm_embedding=take("mtp.pre_fc_norm_embedding.weight", c.hidden),
+        norm_hidden=take("mtp.pre_fc_norm_hidden.weight", c.hidden),
+        attention=attention,
+        gate_up=torch.cat(gate_up),
+        down=take(f"{mlp}.down_proj.weight", c.hidden, width),
+        norm=take("mtp.norm.weight", c.hidden),
+    )

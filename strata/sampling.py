@@ -1,0 +1,70 @@
+"""Draw tokens so that the drafter cannot change what is drawn.
+
+Gumbel-max with noise keyed by (seed, position): a token is the argmax of processed logits plus
+noise. The drafter adds the same noise to its own logits, and a draft is accepted where it equals
+the target's token, so the output at a seed is a function of the target alone (Daliri et al., 2024,
+"Coupling without communication and drafter-invariant speculative decoding").
+"""
+
+from __future__ import annotations
+
+import torch
+
+from strata.config import SamplingParams
+from strata.errors import UsageError
+from strata.noise import gumbel
+
+
+class Sampler:
+    """Pick tokens by `params`; temperature 0 is greedy and draws no noise."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        _check(params)
+        self._p = params
+
+    def pick(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return the ids [R] drawn from `logits` [R, V] for the tokens at `positions` [R]."""
+        if self._p.temperature == 0:
+            return logits.argmax(-1)
+        return (self._process(logits) + gumbel(positions, logits.shape[-1], self._p.seed)).argmax(
+            -1
+        )
+
+    def pick_draft(self, logits: torch.Tensor, position: int) -> tuple[torch.Tensor, float]:
+        """Return a draft [1] for `position` and the drafter's probability of it."""
+        token = self.pick(logits, torch.tensor([position], device=logits.device))
+        return token, float(logits.softmax(-1)[0, token])
+
+    def _process(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return logits divided by the temperature, then cut by top-k, top-p and min-p in turn."""
+        p = self._p
+        logits = logits / p.temperature
+        if 0 < p.top_k < logits.shape[-1]:
+            kth = logits.topk(p.top_k, -1).values[:, -1:]
+            logits = logits.masked_fill(logits < kth, -torch.inf)
+        if p.top_p < 1:
+            ranked, order = logits.sort(-1, descending=True, stable=True)
+            probs = ranked.softmax(-1)
+            outside = probs.cumsum(-1) - probs >= p.top_p
+            logits = logits.masked_fill(outside.gather(-1, order.argsort(-1)), -torch.inf)
+        if p.min_p > 0:
+            probs = logits.softmax(-1)
+            floor = p.min_p * probs.amax(-1, keepdim=True)
+            logits = logits.masked_fill(probs < floor, -torch.inf)
+        return logits
+
+
+def _check(p: SamplingParams) -> None:
+    for name, value, low, high in (
+        ("--temperature", p.temperature, 0.0, 100.0),
+        ("--top-p", p.top_p, 0.0, 1.0),
+        ("--min-p", p.min_p, 0.0, 1.0),
+    ):
+        if not low <= value <= high:
+            raise UsageError(f"{name}: {value} is outside {low:g} to {high:g}")
+    if p.top_k < 0:
+        raise UsageError(f"--top-k: {p.top_k} is negative; 0 keeps every token")
+    if not 0 <= p.seed < 2**64:
+        raise UsageError(f"--seed: {p.seed} is outside 0 to 2^64 - 1")
+    if p.max_new < 1:
+        raise UsageError(f"--max-new: {p.max_new} is less than 1")

@@ -1,0 +1,321 @@
+"""Create a session: decide the ring, lay out memory, build the drafter; then generate.
+
+The ring is chosen before any memory is reserved. What was decided, why, and what it costs are
+on the session: `decision`, `ledger`, `warnings`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from strata.arena import Arena
+from strata.config import (
+    DEFAULT_RING_CELLS,
+    MAX_DRAFTS,
+    SamplingParams,
+    SessionConfig,
+)
+from strata.draft import Drafter, MtpDrafter, NullDrafter
+from strata.draft.adaptive import AutoDrafts, DraftCount, FixedDrafts
+from strata.draft.ring import DrafterRing
+from strata.engine import Engine
+from strata.errors import UsageError
+from strata.experts.cache import ExpertCache, PooledExperts, ResidentExperts
+from strata.generation import Generation
+from strata.kv.cache import KvCache
+from strata.layout import Demand
+from strata.lm.model import LanguageModel
+from strata.lm.tokenizer import TextStream
+from strata.policy import (
+    Fingerprint,
+    RingDecision,
+    RingRequest,
+    choose_ring,
+    minimum_ring_cells,
+    need_cells,
+    resolve_policy,
+)
+from strata.sampling import Sampler
+from strata.stops import StopMatcher
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillStats:
+    """What a prompt took."""
+
+    seconds: float
+    tokens: int
+
+
+class Session:
+    """One sequence with its own ring, K/V store and drafter."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        arena: Arena,
+        decision: RingDecision,
+        warnings: list[str],
+        drafts: int | str,
+        min_p: float,
+        window_cells: int,
+    ) -> None:
+        self.engine = engine
+        self.decision = decision
+        self.warnings = warnings
+        self.drafts = drafts
+        self.mtp_window_cells = window_cells
+        self._arena = arena
+        self._min_p = min_p
+        self._closed = False
+
+    @property
+    def model(self) -> LanguageModel:
+        """Return the model that the session runs."""
+        return self.engine.model
+
+    @property
+    def ledger(self) -> dict[str, int]:
+        """Return device bytes by name: the model's weights, then what the session carved."""
+        ledger = {"weights": self.model.weights.device_bytes()}
+        if isinstance(self.engine.experts, ResidentExperts):
+            experts = self.model.device_experts()
+            ledger["experts"] = experts.numel() * experts.element_size()
+        return {**ledger, **self._arena.ledger}
+
+    @property
+    def expert_slots(self) -> int:
+        """Return the experts that the device holds at once."""
+        return self.engine.experts.slots
+
+    def prefill(
+        self, ids: list[int], on_progress: Callable[[int], None] | None = None
+    ) -> PrefillStats:
+        """Run the prompt `ids`; `on_progress` is told the rows of each chunk."""
+        start = time.perf_counter()
+        self.engine.prefill(ids, on_progress)
+        _synchronise(self.model.device)
+        return PrefillStats(time.perf_counter() - start, len(ids))
+
+    def generate(
+        self, params: SamplingParams, on_text: Callable[[str], None] | None = None
+    ) -> Generation:
+        """Continue the prompt; `on_text` is given text as it becomes certain.
+
+        KeyboardInterrupt ends the generation and keeps what it has (`stopped` says so).
+        """
+        engine, sampler = self.engine, Sampler(params)
+        count = _draft_count(self.drafts)
+        stream = TextStream(self.model.tokenizer)
+        matcher = StopMatcher(params.stop)
+        eos = () if params.ignore_eos else self.model.tokenizer.eos_ids
+        out = Generation()
+        kv_before, experts_before = engine.kv.counters.total(), replace(engine.experts.counters)
+
+        def take(tokens: list[int]) -> bool:
+            now = time.perf_counter()
+            for token in tokens[: params.max_new - len(out.tokens)]:
+                out.tokens.append(token)
+                out.times_s.append(now)
+                if token in eos:
+                    out.stopped = "eos"
+                    return False
+                text = matcher.push(stream.push([token]))
+                out.text += text
+                if on_text and text:
+                    on_text(text)
+                if matcher.hit:
+                    out.stopped = "stop"
+                    return False
+            return len(out.tokens) < params.max_new
+
+        try:
+            going = take([engine.first_token(sampler)])
+            while going:
+                room = params.max_new - len(out.tokens) - 1
+                done = engine.round(sampler, min(count.next(), max(room, 0)), self._min_p)
+                count.learn(done.drafted, done.accepted)
+                out.note_round(done.drafted, done.accepted)
+                going = take(done.tokens)
+        except KeyboardInterrupt:
+            out.stopped = "interrupted"
+        rest = "" if matcher.hit else matcher.push(stream.finish()) + matcher.finish()
+        out.text += rest
+        if on_text and rest:
+            on_text(rest)
+        out.kv = engine.kv.counters.total() - kv_before
+        out.experts = engine.experts.counters - experts_before
+        return out
+
+    def rewind(self) -> None:
+        """Go back to the state right behind the prompt; the ring is seeded again."""
+        self.engine.rewind()
+
+    def close(self) -> None:
+        """Give every byte back; the session cannot be used afterwards."""
+        if not self._closed:
+            self._closed = True
+            del self.engine, self._arena
+
+
+def create_session(
+    model: LanguageModel,
+    config: SessionConfig,
+    *,
+    prompt_cells: int,
+    max_new: int,
+    environ: Mapping[str, str] = os.environ,
+) -> Session:
+    """Return a session for a prompt of `prompt_cells` and at most `max_new` new tokens.
+
+    Raises UsageError for switches that cannot be, BudgetError for memory that cannot hold them,
+    TableError for a policy table that was named and is no good.
+    """
+    drafts = _resolve_drafts(model, config)
+    demand = _demand(model, config, drafts, prompt_cells, max_new)
+    warnings: list[str] = []
+    decision = _decide(model, config, demand, drafts, environ, warnings)
+    slots = demand.most_experts(decision.pool_cells)
+    arena = Arena(demand.arena_bytes(decision.pool_cells, slots), model.device)
+    window = demand.window(decision.pool_cells) if demand.drafting else 0
+    with torch.inference_mode(False):
+        kv = KvCache(demand.geometry(decision.pool_cells), config.kv.victims, arena)
+        experts: ExpertCache = (
+            ResidentExperts(model.device_experts())
+            if slots is None
+            else PooledExperts(model.weights.experts, slots, arena)
+        )
+        drafter: Drafter = NullDrafter()
+        if demand.drafting:
+            g = kv.geometry
+            shape = (2, g.kv_heads, g.head_dim)
+            ring = DrafterRing(shape, window, g.pages * g.page_cells, model.dtype, arena)
+            drafter = MtpDrafter(model, ring)
+    engine = Engine(model, kv, experts, drafter)
+    return Session(engine, arena, decision, warnings, drafts, config.spec.min_p, window)
+
+
+def _resolve_drafts(model: LanguageModel, config: SessionConfig) -> int | str:
+    drafts = config.spec.drafts
+    if drafts is None:
+        return 1 if model.has_mtp else 0
+    if drafts != "auto" and not 0 <= int(drafts) <= MAX_DRAFTS:
+        raise UsageError(f"--spec: {drafts} is outside 0 to {MAX_DRAFTS}")
+    if drafts and not model.has_mtp:
+        raise UsageError(f"--spec: {model.folder} has no MTP layer to draft with; use --spec 0")
+    if not 0 <= config.spec.min_p <= 1:
+        raise UsageError(f"--spec-min-p: {config.spec.min_p} is outside 0 to 1")
+    if (config.spec.window_cells or 0) < 0:
+        raise UsageError(
+            f"--mtp-window: {config.spec.window_cells} is negative; 0 reads everything"
+        )
+    return drafts
+
+
+def _demand(
+    model: LanguageModel, config: SessionConfig, drafts: int | str, prompt_cells: int, max_new: int
+) -> Demand:
+    page = config.kv.page_cells
+    if not 1 <= page <= 1024:
+        raise UsageError(f"--kv-page: {page} is outside 1 to 1024 cells")
+    if prompt_cells < 1:
+        raise UsageError("the prompt is empty; give at least one token")
+    positions = model.config.max_positions
+    if prompt_cells + max_new > positions:
+        raise UsageError(
+            f"a prompt of {prompt_cells} and {max_new} new tokens exceed the model's "
+            f"{positions} positions; shorten the prompt or --max-new"
+        )
+    need = need_cells(prompt_cells=prompt_cells, max_new=max_new, page_cells=page)
+    max_context = config.max_context_cells or need
+    if max_context < need:
+        raise UsageError(f"--max-context: {max_context} cells are fewer than the {need} needed")
+    return Demand(
+        model=model,
+        need=need,
+        max_context=max_context,
+        page_cells=page,
+        selection=config.kv.selection,
+        drafting=bool(drafts),
+        window_cells=config.spec.window_cells,
+        budget_bytes=config.vram_budget_bytes,
+    )
+
+
+def _decide(
+    model: LanguageModel,
+    config: SessionConfig,
+    demand: Demand,
+    drafts: int | str,
+    environ: Mapping[str, str],
+    warnings: list[str],
+) -> RingDecision:
+    minimum = minimum_ring_cells(
+        config.kv.selection, need_cells=demand.need, page_cells=demand.page_cells
+    )
+    demand.check(minimum)
+    few, every = (demand.largest_ring(n) for n in (demand.fewest_experts, demand.num_experts))
+    default = config.kv.ring_default_cells
+    if default is None:
+        default = DEFAULT_RING_CELLS[model.device.type]
+    window = config.spec.window_cells
+    fingerprint = Fingerprint(
+        device=device_name(model.device),
+        model_hash=model.model_hash,
+        kv_dtype=str(model.dtype).removeprefix("torch."),
+        page_cells=demand.page_cells,
+        select=str(config.kv.selection),
+        spec=drafts if drafts else 1,  # type: ignore[arg-type]
+        mtp_window="auto" if window is None else window,
+        victims=config.kv.victims,
+        vram_budget_bytes=config.vram_budget_bytes,
+        context="own" if config.max_context_cells is None else config.max_context_cells,
+    )
+    mode = "on" if drafts else "off"
+    resolved = resolve_policy(
+        policy=config.policy,
+        table=config.table,
+        environ=environ,
+        fingerprint=fingerprint,
+        mode=mode,
+    )
+    decision = choose_ring(
+        RingRequest(
+            policy=resolved.policy,
+            need_cells=demand.need,
+            max_context_cells=demand.max_context,
+            page_cells=demand.page_cells,
+            minimum_cells=minimum,
+            default_cells=default if few is None else min(default, few),
+            kv_resident=config.kv.resident_cells,
+            fits_all_experts_cells=every,
+            fits_few_experts_cells=few,
+            mode=mode,
+            fingerprint=fingerprint,
+            table=resolved.table,
+            table_origin=resolved.table_origin,
+        )
+    )
+    warnings += [*resolved.warnings, *decision.warnings]
+    return decision
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name that a policy table knows the device by."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu x{torch.get_num_threads()}"
+
+
+def _draft_count(drafts: int | str) -> DraftCount:
+    return AutoDrafts() if drafts == "auto" else FixedDrafts(int(drafts))
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
