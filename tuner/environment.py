@@ -14,9 +14,10 @@ import platform
 import subprocess
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from strata import __version__
 
 PACKAGE = Path(__file__).resolve().parent.parent
 _APART = {"cli", "server", "tuner", "models", "data"}
@@ -87,7 +88,7 @@ def engine_version() -> str:
     hashed = hashlib.sha256()
     for path in sorted(_sources(PACKAGE / "strata" if _is_checkout() else PACKAGE)):
         hashed.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return f"{_version()}+{hashed.hexdigest()[:8]}"
+    return f"{__version__}+{hashed.hexdigest()[:8]}"
 
 
 @lru_cache(maxsize=1)
@@ -114,13 +115,6 @@ def _sources(root: Path) -> list[Path]:
         if folder.is_dir() and folder.name not in _APART:
             found += folder.rglob("*.py")
     return found
-
-
-def _version() -> str:
-    try:
-        return metadata.version("strata")
-    except metadata.PackageNotFoundError:
-        return "0"
 
 
 def _read(path: str) -> str | None:

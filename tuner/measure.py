@@ -75,11 +75,7 @@ OpenBench = Callable[[int], Bench]
 
 
 class WrongOutputError(Exception):
-    """Report that a run emitted other tokens or rounds than the pair's first run."""
-
-    def __init__(self, message: str, result: RunResult) -> None:
-        super().__init__(message)
-        self.result = result
+    """Report that repeating a run gave other tokens or rounds."""
 
 
 def measure_pair(spec: PairSpec, open_bench: OpenBench) -> Iterator[tuple[int, RunResult | str]]:
@@ -114,7 +110,7 @@ def _repeat(bench: Bench, min_decode_s: float) -> RunResult:
     while sum(one.decode_s for one in results) < min_decode_s and len(results) < MAX_REPEATS:
         results.append(bench.run())
         if wrong := _difference(results[0], results[-1], check_rounds=True):
-            raise WrongOutputError(f"a repeat of the same run differs: {wrong}", results[-1])
+            raise WrongOutputError(f"a repeat of the same run differs: {wrong}")
     return results[0] if len(results) == 1 else _merge(results)
 
 

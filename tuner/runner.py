@@ -1,0 +1,202 @@
+"""The driving side of a trial process: starts the server, sends pairs, turns events into records.
+
+Whatever happens to a pair, it ends as four records: runs that were measured keep their numbers,
+the others carry the kind of what stopped them. Only an interrupt of the driver itself leaves no
+record; that pair is simply measured again by the next sweep.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from strata.errors import StrataError, UsageError
+from strata.tuner.arms import ORDER, PairSpec
+from strata.tuner.environment import EngineFacts
+from strata.tuner.record import TrialRecord, planned
+
+GRACE_S = 15.0
+"""How much longer than a pair's own timeout the server may be silent before it is replaced."""
+
+START_TIMEOUT_S = 600.0
+
+
+class ServerLostError(Exception):
+    """Report that the trial server ended or fell silent."""
+
+
+def server_command(*, model: str, device: str) -> list[str]:
+    """Return the command that starts the real trial server."""
+    return [sys.executable, "-m", "strata.tuner.trial", "--model", model, "--device", device]
+
+
+class ProcessRunner:
+    """Runs pairs in forks of a server process, which it restarts when that is lost.
+
+    `log` receives what the processes write to stderr.
+    """
+
+    def __init__(self, command: Sequence[str], *, log: Path) -> None:
+        self._command = [*command, "--parent", str(os.getpid())]
+        self._log = log
+        self._server: subprocess.Popen[bytes] | None = None
+        self._buffer = b""
+
+    def describe(self, passages: Sequence[str]) -> EngineFacts:
+        """Return the facts of the engine over `passages`; raise StrataError where it refuses."""
+        try:
+            self._send({"op": "describe", "passages": list(passages)})
+            facts = None
+            while (event := self._receive(START_TIMEOUT_S))["event"] != "end":
+                if event["event"] == "refused":
+                    raise UsageError(event["message"])
+                facts = event["facts"]
+        except ServerLostError as error:
+            raise StrataError(f"the trial process ended at its start: {error}") from None
+        if facts is None:
+            raise StrataError(
+                f"the trial process failed at its start; its words are in {self._log}"
+            )
+        return EngineFacts.from_json(facts)
+
+    def run_pair(
+        self, spec: PairSpec, facts: EngineFacts, *, timeout_s: float
+    ) -> list[TrialRecord]:
+        """Run one pair and return its four records, whatever happened."""
+        started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        results: dict[int, dict[str, Any]] = {}
+        kind, message = "crash", "the trial process ended without a word"
+        try:
+            self._send({"op": "pair", "spec": spec.to_json(), "timeout_s": timeout_s})
+            while (event := self._receive(timeout_s + GRACE_S))["event"] != "end":
+                if event["event"] == "run":
+                    results[event["position"]] = {"kind": "ok", **event["columns"]}
+                elif event["event"] == "wrong":
+                    wrong = {"kind": "wrong output", "message": event["message"]}
+                    results[event["position"]] = wrong
+                else:
+                    kind, message = event["kind"], event["message"]
+            if event["timed_out"]:
+                kind, message = "timeout", f"ended after {timeout_s:g} s"
+            elif event["exit"] < 0:
+                kind, message = "crash", _signal_words(-event["exit"])
+        except ServerLostError as error:
+            kind, message = "crash", str(error)
+            self.close()
+        return [
+            _record(spec, position, facts, started_at, results.get(position), kind, message)
+            for position in range(len(ORDER))
+        ]
+
+    def close(self) -> None:
+        """End the server and whatever it has forked; safe to call twice."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+        for pipe in (server.stdin, server.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+
+    def __enter__(self) -> ProcessRunner:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        self._buffer = b""
+        with self._log.open("ab") as log:
+            return subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C reaches the driver alone
+                env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+            )
+
+    def _send(self, request: dict[str, Any]) -> None:
+        if self._server is None or self._server.poll() is not None:
+            self.close()
+            self._server = self._start()
+        assert self._server.stdin is not None
+        with suppress(BrokenPipeError):  # what it said before it ended is read next
+            self._server.stdin.write(json.dumps(request).encode() + b"\n")
+            self._server.stdin.flush()
+
+    def _receive(self, seconds: float) -> dict[str, Any]:
+        """Return the next event; raise ServerLostError at the end of the pipe or of the time."""
+        assert self._server is not None
+        assert self._server.stdout is not None
+        deadline = time.monotonic() + seconds
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._server.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._buffer:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    raise ServerLostError(f"the trial server was silent for {seconds:g} s")
+                chunk = os.read(self._server.stdout.fileno(), 1 << 16)
+                if not chunk:
+                    raise ServerLostError(self._last_words())
+                self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        event: dict[str, Any] = json.loads(line)
+        return event
+
+    def _last_words(self) -> str:
+        """Return the last line that the server wrote to its log."""
+        try:
+            lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
+        except OSError:
+            lines = []
+        words = next((line.strip() for line in reversed(lines) if line.strip()), "it left no word")
+        return f"the trial server ended: {words[:300]}"
+
+
+def _record(
+    spec: PairSpec,
+    position: int,
+    facts: EngineFacts,
+    started_at: str,
+    result: dict[str, Any] | None,
+    kind: str,
+    message: str,
+) -> TrialRecord:
+    columns = planned(spec, position) | {"kind": kind, "message": message}
+    if result is not None:
+        columns |= {"message": "", **result}
+    return TrialRecord(
+        **columns,
+        device=facts.device,
+        model_hash=facts.model_hash,
+        engine_version=facts.engine_version,
+        started_at=started_at,
+        worker=facts.worker,
+    )
+
+
+def _signal_words(number: int) -> str:
+    words = f"ended by signal {number} ({signal.Signals(number).name})"
+    if number == signal.SIGKILL:
+        words += "; the system sends it when host memory runs out"
+    return words
