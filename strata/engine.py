@@ -144,8 +144,8 @@ class Engine:
 
         def experts(layer: int, x: torch.Tensor) -> torch.Tensor:
             ids, weights = self._route(layer, x)
-            blobs = self.experts.gather(ids.flatten() + layer * c.experts)
-            return expert_product(x, blobs, weights)
+            gate_up, down = self.experts.gather(ids.flatten() + layer * c.experts)
+            return expert_product(x, gate_up, down, weights)
 
         self.forwards += 1
         return model.run_layers(model.embed(rows), window.positions, self.kv.attend, experts)
@@ -153,8 +153,7 @@ class Engine:
     def _route(self, layer: int, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         c = self.model.config
         return route(
-            x,
-            self.model.weights.routers[layer],
+            self.model.weights.routers[layer](x),
             count=c.experts_per_token,
             normalise=c.normalise_router,
         )

@@ -79,7 +79,7 @@ class Demand:
             total += tensor_bytes(shape, dtype)
         if expert_slots is not None:
             experts = self.model.weights.experts
-            total += tensor_bytes((expert_slots, experts.shape[1]), dtype)
+            total += tensor_bytes((expert_slots, *experts.shape[1:]), dtype)
             total += tensor_bytes((1, len(experts)), torch.int32)
             total += tensor_bytes((1, expert_slots), torch.int32)
         return total

@@ -7,7 +7,6 @@ section 2.2); further drafts feed the layer its own normed output.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from strata.draft.base import Pick
 from strata.draft.ring import DrafterRing
@@ -87,7 +86,7 @@ class MtpDrafter:
             rms_norm(self._model.embed(tokens), w.norm_embedding, eps),
             rms_norm(hidden, w.norm_hidden, eps),
         ]
-        x = F.linear(torch.cat(inputs, -1), w.fc)
+        x = w.fc(torch.cat(inputs, -1))
         positions = torch.arange(start, start + len(tokens), device=x.device)
         angles = self._model.rotary.angles(positions, x.dtype)
         q, cells = project_qkv(
@@ -102,6 +101,6 @@ class MtpDrafter:
         kv = self._ring.read(position)
         grouped = q.view(1, 1, c.kv_heads, c.group, c.head_dim)
         attention = attend(grouped, kv[None, 0], kv[None, 1], None)
-        x = x + F.linear(attention, w.attention.out)
+        x = x + w.attention.out(attention)
         x = x + dense_mlp(rms_norm(x, w.attention.post_norm, c.norm_eps), w.gate_up, w.down)
         return rms_norm(x, w.norm, c.norm_eps)

@@ -1,6 +1,7 @@
 """Give the decode path the weights of the experts it routed to.
 
-Shapes: N experts over all layers, B weights of one expert, R rows, k experts a row.
+Shapes: N experts over all layers, R rows, k experts a row, I expert width, H hidden. An expert
+is [3I, H]: the rows of gate and up, then down transposed.
 """
 
 from __future__ import annotations
@@ -15,14 +16,18 @@ from strata.kv.residency import Residency
 from strata.kv.victims import make_victims
 
 
+Gathered = tuple[torch.Tensor, torch.Tensor]
+"""Gate and up [R * k, 2I, H], and down transposed [R * k, I, H]."""
+
+
 class ExpertCache(Protocol):
     """Hand out expert weights by their number over all layers."""
 
     counters: Counters
     slots: int
 
-    def gather(self, experts: torch.Tensor) -> torch.Tensor:
-        """Return the weights [R * k, B] of `experts` [R * k], repeats included."""
+    def gather(self, experts: torch.Tensor) -> Gathered:
+        """Return the weights of `experts` [R * k], repeats included."""
 
 
 class ResidentExperts:
@@ -33,25 +38,25 @@ class ResidentExperts:
         self.counters = Counters()
         self.slots = len(weights)
 
-    def gather(self, experts: torch.Tensor) -> torch.Tensor:
+    def gather(self, experts: torch.Tensor) -> Gathered:
         """Return the weights of `experts`."""
         self.counters.count(lookups=len(experts), misses=0, overflows=0, item_bytes=0)
-        return self._weights.index_select(0, experts)
+        return _split(self._weights, experts)
 
 
 class PooledExperts:
     """A pool of slots over all layers; what does not fit is read in place from host memory."""
 
     def __init__(self, host: torch.Tensor, slots: int, arena: Arena) -> None:
-        self._host = host  # [N, B]
+        self._host = host  # [N, 3I, H]
         self.slots = slots
         self.counters = Counters()
-        self._pool = arena.take("expert slots", (slots, host.shape[1]), host.dtype)
+        self._pool = arena.take("expert slots", (slots, *host.shape[1:]), host.dtype)
         table = arena.take("expert tables", (1, len(host)), torch.int32)
         owner = arena.take("expert tables", (1, slots), torch.int32)
         self.residency = Residency(make_victims("clock", 1, slots, arena.device), table, owner)
 
-    def gather(self, experts: torch.Tensor) -> torch.Tensor:
+    def gather(self, experts: torch.Tensor) -> Gathered:
         """Return the weights of `experts`; the distinct ones are resolved in one call."""
         distinct = experts.unique()
         before, admission = self.residency.resolve(0, distinct)
@@ -64,14 +69,23 @@ class PooledExperts:
             lookups=len(distinct),
             misses=misses,
             overflows=overflows,
-            item_bytes=self._host.shape[1] * self._host.element_size(),
+            item_bytes=self._host[0].nbytes,
         )
         slots = self.residency.slots_of(0, experts)
-        out = self._pool.index_select(0, slots.clamp_min(0))
+        gathered = _split(self._pool, slots.clamp_min(0))
         if overflows:
             in_place = (slots < 0).nonzero()[:, 0]
-            out.index_copy_(0, in_place, self._from_host(experts[in_place]))
-        return out
+            blobs = self._from_host(experts[in_place])
+            rows = gathered[0].shape[1]
+            gathered[0].index_copy_(0, in_place, blobs[:, :rows])
+            gathered[1].index_copy_(0, in_place, blobs[:, rows:])
+        return gathered
 
     def _from_host(self, experts: torch.Tensor) -> torch.Tensor:
         return self._host.index_select(0, experts.to(self._host.device)).to(self._pool.device)
+
+
+def _split(weights: torch.Tensor, at: torch.Tensor) -> Gathered:
+    """Return the two parts of `weights` [N, 3I, H] `at` some rows, each contiguous."""
+    rows = weights.shape[1] // 3 * 2
+    return weights[:, :rows].index_select(0, at), weights[:, rows:].index_select(0, at)

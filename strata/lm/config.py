@@ -40,11 +40,6 @@ class LMConfig:
         """Return the query heads that share one K/V head."""
         return self.heads // self.kv_heads
 
-    @property
-    def expert_numel(self) -> int:
-        """Return the weights of one routed expert: gate, up and down."""
-        return 3 * self.expert_width * self.hidden
-
 
 def load_config(folder: Path) -> LMConfig:
     """Read `folder`/config.json; raise CheckpointError for another layout or a missing key."""

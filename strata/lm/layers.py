@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from strata.lm.config import LMConfig
+from strata.lm.linear import Linear
 from strata.lm.weights import AttentionWeights
 
 
@@ -37,10 +38,14 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torc
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return root-mean-square normalised `x`, float32 inside (Zhang and Sennrich, 2019)."""
-    wide = x.float()
-    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return weight * wide.to(x.dtype)
+    """Return root-mean-square normalised `x` over its last dimension (Zhang, Sennrich, 2019).
+
+    `weight` is [size] or, one set of gains per head, [heads, size].
+    """
+    size = x.shape[-1:]
+    if weight.ndim == 1:
+        return F.rms_norm(x, size, weight, eps)
+    return F.rms_norm(x, size, None, eps) * weight
 
 
 def project_qkv(
@@ -51,13 +56,13 @@ def project_qkv(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return queries [R, Q, D] and new cells [R, 2, K, D] of normed input `x` [R, H]."""
     q, k, d = config.heads, config.kv_heads, config.head_dim
-    packed = F.linear(x, w.qkv).view(-1, q + 2 * k, d)
+    packed = w.qkv(x).view(-1, q + 2 * k, d)
     qk = rotate(rms_norm(packed[:, : q + k], w.qk_norm, config.norm_eps), *angles)
     cells = torch.cat([qk[:, q:], packed[:, q + k :]], 1).view(-1, 2, k, d)
     return qk[:, :q], cells
 
 
-def dense_mlp(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+def dense_mlp(x: torch.Tensor, gate_up: Linear, down: Linear) -> torch.Tensor:
     """Return the gated feed-forward of `x` [R, H]."""
-    gate, up = F.linear(x, gate_up).chunk(2, -1)
-    return F.linear(F.silu(gate) * up, down)
+    gate, up = gate_up(x).chunk(2, -1)
+    return down(F.silu(gate) * up)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 
 from strata.errors import CheckpointError, UsageError
 from strata.lm.checkpoint import Checkpoint, hash_checkpoint
@@ -42,7 +41,7 @@ class LanguageModel:
         return self.weights.mtp is not None
 
     def device_experts(self) -> torch.Tensor:
-        """Return every expert on the device [L * E, B], uploaded once; on a CPU the host copy."""
+        """Return every expert on the device [L * E, 3I, H], uploaded once; on a CPU the host copy."""
         if self._device_experts is None:
             self._device_experts = self.weights.experts.to(self.device)
         return self._device_experts
@@ -59,13 +58,13 @@ class LanguageModel:
         angles = self.rotary.angles(positions, x.dtype)
         for i, layer in enumerate(self.weights.layers):
             q, cells = project_qkv(rms_norm(x, layer.norm, eps), layer, self.config, angles)
-            x = x + F.linear(attend(i, q, cells), layer.out)
+            x = x + layer.out(attend(i, q, cells))
             x = x + experts(i, rms_norm(x, layer.post_norm, eps))
         return rms_norm(x, self.weights.norm, eps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return float32 logits [R, V] of normed `hidden` [R, H]."""
-        return F.linear(hidden, self.weights.head).float()
+        return self.weights.head(hidden).float()
 
 
 def load_model(path: str | Path, device: str = "auto") -> LanguageModel:

@@ -6,13 +6,14 @@ dimension, E experts a layer, I expert width, F dense width of the MTP layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 
 from strata.lm.checkpoint import Checkpoint
 from strata.lm.config import LMConfig
+from strata.lm.linear import Linear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,9 +21,9 @@ class AttentionWeights:
     """One attention layer, its projections packed into one product."""
 
     norm: torch.Tensor  # [H]
-    qkv: torch.Tensor  # [(Q + 2K) * D, H]
+    qkv: Linear  # [(Q + 2K) * D, H]
     qk_norm: torch.Tensor  # [Q + K, D]
-    out: torch.Tensor  # [H, Q * D]
+    out: Linear  # [H, Q * D]
     post_norm: torch.Tensor  # [H]
 
 
@@ -30,12 +31,12 @@ class AttentionWeights:
 class MtpWeights:
     """The drafter: one attention layer with a dense feed-forward."""
 
-    fc: torch.Tensor  # [H, 2H]
+    fc: Linear  # [H, 2H]
     norm_embedding: torch.Tensor  # [H]
     norm_hidden: torch.Tensor  # [H]
     attention: AttentionWeights
-    gate_up: torch.Tensor  # [2F, H]
-    down: torch.Tensor  # [H, F]
+    gate_up: Linear  # [2F, H]
+    down: Linear  # [H, F]
     norm: torch.Tensor  # [H]
 
 
@@ -44,24 +45,31 @@ class Weights:
     """Everything a model computes with; routed experts stay in host memory."""
 
     embedding: torch.Tensor  # [V, H]
-    head: torch.Tensor  # [V, H], the embedding where they are tied
+    head: Linear  # [V, H]
     norm: torch.Tensor  # [H]
     layers: tuple[AttentionWeights, ...]
-    routers: tuple[torch.Tensor, ...]  # [E, H] each
+    routers: tuple[Linear, ...]  # [E, H] each
     mtp: MtpWeights | None
-    experts: torch.Tensor  # host [L * E, 3 * I * H]: gate, up [2I, H], then down [H, I]
+    experts: torch.Tensor  # host [L * E, 3I, H]: gate, up, then down transposed
 
     def device_bytes(self) -> int:
-        """Return the bytes on the device, each storage once, routed experts left out."""
-        attention = [*self.layers, *([self.mtp.attention] if self.mtp else [])]
-        tensors = [self.embedding, self.head, self.norm, *self.routers]
-        for layer in attention:
-            tensors += [layer.norm, layer.qkv, layer.qk_norm, layer.out, layer.post_norm]
+        """Return the bytes on the device; routed experts are left out.
+
+        A tied head that is packed for the CPU is a copy of the embedding and counts as one.
+        """
+        return sum(_nbytes(part) for part in self._parts())
+
+    def _parts(self) -> Iterator[torch.Tensor | Linear]:
+        for layer in [*self.layers, *([self.mtp.attention] if self.mtp else [])]:
+            yield from (layer.norm, layer.qkv, layer.qk_norm, layer.out, layer.post_norm)
+        yield from (self.embedding, self.head, self.norm, *self.routers)
         if self.mtp:
             m = self.mtp
-            tensors += [m.fc, m.norm_embedding, m.norm_hidden, m.gate_up, m.down, m.norm]
-        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-        return sum(storages.values())
+            yield from (m.fc, m.norm_embedding, m.norm_hidden, m.gate_up, m.down, m.norm)
+
+
+def _nbytes(part: torch.Tensor | Linear) -> int:
+    return part.nbytes if isinstance(part, Linear) else part.numel() * part.element_size()
 
 
 def load_weights(
@@ -85,31 +93,33 @@ def load_weights(
         k_norm = take(f"{attn}.k_norm.weight", c.head_dim).expand(c.kv_heads, -1)
         return AttentionWeights(
             norm=take(f"{prefix}.input_layernorm.weight", c.hidden),
-            qkv=torch.cat(packed),
+            qkv=Linear(torch.cat(packed)),
             qk_norm=torch.cat([q_norm, k_norm]),
-            out=take(f"{attn}.o_proj.weight", c.hidden, q),
+            out=Linear(take(f"{attn}.o_proj.weight", c.hidden, q)),
             post_norm=take(f"{prefix}.post_attention_layernorm.weight", c.hidden),
         )
 
     layers, routers = [], []
     experts = torch.empty(
-        c.layers * c.experts, c.expert_numel, dtype=dtype, pin_memory=device.type == "cuda"
+        (c.layers * c.experts, 3 * c.expert_width, c.hidden),
+        dtype=dtype,
+        pin_memory=device.type == "cuda",
     )
     for i in range(c.layers):
         prefix = f"model.layers.{i}"
         layers.append(attention(prefix))
-        routers.append(take(f"{prefix}.mlp.gate.weight", c.experts, c.hidden))
+        routers.append(Linear(take(f"{prefix}.mlp.gate.weight", c.experts, c.hidden)))
         for e in range(c.experts):
-            row, at = experts[i * c.experts + e], 0
-            for part in ("gate", "up", "down"):
-                shape = (c.hidden, c.expert_width) if part == "down" else (c.expert_width, c.hidden)
-                name = f"{prefix}.mlp.experts.{e}.{part}_proj.weight"
-                row[at : at + c.hidden * c.expert_width] = checkpoint.take(name, *shape).flatten()
-                at += c.hidden * c.expert_width
+            blob, name = experts[i * c.experts + e], f"{prefix}.mlp.experts.{e}"
+            for j, part in enumerate(("gate", "up")):
+                rows = checkpoint.take(f"{name}.{part}_proj.weight", c.expert_width, c.hidden)
+                blob[j * c.expert_width : (j + 1) * c.expert_width] = rows
+            down = checkpoint.take(f"{name}.down_proj.weight", c.hidden, c.expert_width)
+            blob[2 * c.expert_width :] = down.T
     embedding = take("model.embed_tokens.weight", c.vocab, c.hidden)
     return Weights(
         embedding=embedding,
-        head=embedding if c.tied else take("lm_head.weight", c.vocab, c.hidden),
+        head=Linear(embedding if c.tied else take("lm_head.weight", c.vocab, c.hidden)),
         norm=take("model.norm.weight", c.hidden),
         layers=tuple(layers),
         routers=tuple(routers),
@@ -124,11 +134,11 @@ def _load_mtp(
     mlp, width = "mtp.layers.0.mlp", c.mtp_dense_width
     gate_up = [take(f"{mlp}.{part}_proj.weight", width, c.hidden) for part in ("gate", "up")]
     return MtpWeights(
-        fc=take("mtp.fc.weight", c.hidden, 2 * c.hidden),
+        fc=Linear(take("mtp.fc.weight", c.hidden, 2 * c.hidden)),
         norm_embedding=take("mtp.pre_fc_norm_embedding.weight", c.hidden),
         norm_hidden=take("mtp.pre_fc_norm_hidden.weight", c.hidden),
         attention=attention,
-        gate_up=torch.cat(gate_up),
-        down=take(f"{mlp}.down_proj.weight", c.hidden, width),
+        gate_up=Linear(torch.cat(gate_up)),
+        down=Linear(take(f"{mlp}.down_proj.weight", c.hidden, width)),
         norm=take("mtp.norm.weight", c.hidden),
     )

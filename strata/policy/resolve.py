@@ -61,7 +61,7 @@ def resolve_policy(
     is an error even where it would lose. A table is read only for `learned`, or where a switch
     names one. Raises UsageError for a spelling and TableError for a named table that is no good.
     """
-    name, origin, warnings = _settle_policy(policy, environ)
+    name, origin, warnings = settle_policy(policy, environ)
     named = str(table) if table is not None else None
     table_name = TABLE_SWITCH
     if named is None and name == "learned":
@@ -95,9 +95,10 @@ def resolve_policy(
     )
 
 
-def _settle_policy(
+def settle_policy(
     switch: str | None, environ: Mapping[str, str]
 ) -> tuple[PolicyName, str, list[str]]:
+    """Return the policy that wins, who named it, and at most one warning; no table is read."""
     said: list[tuple[str, PolicyName]] = []
     if switch is not None:
         said.append((POLICY_SWITCH, parse_policy(switch, name=POLICY_SWITCH)))

@@ -74,12 +74,16 @@ def obstacles(table: PolicyTable, fingerprint: Fingerprint, mode: Mode) -> list[
 def find_table(
     environ: Mapping[str, str], fingerprint: Fingerprint, mode: Mode
 ) -> tuple[FoundTable | None, list[str]]:
-    """Return the first table whose conditions are the session's, and sentences on broken files."""
+    """Return the table with the fewest obstacles, and a sentence for each broken file.
+
+    The first of equals is taken. One with obstacles is returned all the same, for the decision
+    to refuse it and to name them.
+    """
     found, broken = read_folders(environ)
-    for item in found:
-        if not obstacles(item.table, fingerprint, mode):
-            return item, broken
-    return None, broken
+    nearest = min(
+        found, key=lambda item: len(obstacles(item.table, fingerprint, mode)), default=None
+    )
+    return nearest, broken
 
 
 def _is_declared(table: PolicyTable, difference: Difference) -> bool:

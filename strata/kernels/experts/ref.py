@@ -1,7 +1,7 @@
 """Top-k routing and gated expert products in plain torch.
 
-Shapes: R rows, H hidden, E experts, k experts a token, I expert width. An expert's blob is
-gate and up [2I, H] followed by down [H, I].
+Shapes: R rows, H hidden, E experts, k experts a token, I expert width. An expert is [3I, H]: the
+rows of gate and up, then down transposed.
 """
 
 from __future__ import annotations
@@ -11,27 +11,33 @@ import torch.nn.functional as F
 
 
 def route(
-    x: torch.Tensor, router: torch.Tensor, *, count: int, normalise: bool
+    logits: torch.Tensor, *, count: int, normalise: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids [R, k] and weights [R, k] of each row's experts, best first; softmax in float32."""
-    probs = F.linear(x, router).softmax(-1, dtype=torch.float32)
-    weights, ids = probs.topk(count, -1)
+    """Return ids [R, k] and weights [R, k] of each row's experts from router `logits` [R, E].
+
+    Best first; softmax over all experts in float32, then renormalised over the k if asked.
+    """
+    weights, ids = logits.softmax(-1, dtype=torch.float32).topk(count, -1)
     if normalise:
         weights = weights / weights.sum(-1, keepdim=True)
-    return ids, weights.to(x.dtype)
+    return ids, weights.to(logits.dtype)
 
 
-def expert_product(x: torch.Tensor, blobs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return the weighted sum [R, H] of k experts a row, `blobs` [R * k, 3IH], in router order."""
+def expert_product(
+    x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """Return the weighted sum [R, H] over each row's k experts.
+
+    `gate_up` [R * k, 2I, H] and `down` [R * k, I, H] are the experts of `x` [R, H] in router order,
+    `weights` [R, k] theirs. A row's experts are one product each way: the k gates and ups side by
+    side, then the k downs stacked with the router's weight folded into their inputs.
+    """
     rows, hidden = x.shape
     count = weights.shape[1]
-    width = blobs.shape[1] // (3 * hidden)
-    gate_up = blobs[:, : 2 * width * hidden].view(-1, 2 * width, hidden)
-    down = blobs[:, 2 * width * hidden :].view(-1, hidden, width)
-    inputs = x[:, None, :, None].expand(-1, count, -1, -1).reshape(-1, hidden, 1)
-    gate, up = torch.bmm(gate_up, inputs).chunk(2, 1)
-    out = torch.bmm(down, F.silu(gate) * up).view(rows, count, hidden)
-    return torch.bmm(weights[:, None], out)[:, 0]
+    product = torch.bmm(x[:, None], gate_up.view(rows, -1, hidden).transpose(1, 2))
+    gate, up = product.view(rows, count, 2, -1).unbind(2)
+    inner = F.silu(gate) * up * weights[..., None]
+    return torch.bmm(inner.view(rows, 1, -1), down.view(rows, -1, hidden))[:, 0]
 
 
 def grouped_product(
@@ -39,24 +45,22 @@ def grouped_product(
 ) -> torch.Tensor:
     """Return what `expert_product` does for a long chunk, each expert's rows in one product.
 
-    `experts` [E, 3IH] are one layer's blobs, wherever they live; each is brought to x's device once.
+    `experts` [E, 3I, H] are one layer's, wherever they live; each is brought to x's device once.
     Contributions are added per row in router order.
     """
     rows, hidden = x.shape
     count = weights.shape[1]
-    width = experts.shape[1] // (3 * hidden)
+    width = experts.shape[1] // 3
     order = ids.flatten().argsort(stable=True)
-    sizes = torch.bincount(ids.flatten(), minlength=experts.shape[0]).tolist()
+    sizes = torch.bincount(ids.flatten(), minlength=len(experts)).tolist()
     out = torch.empty(rows * count, hidden, dtype=x.dtype, device=x.device)
     start = 0
-    for blob, size in zip(experts, sizes, strict=True):
+    for expert, size in zip(experts, sizes, strict=True):
         if size == 0:
             continue
         pairs = order[start : start + size]
         start += size
-        blob = blob.to(x.device, non_blocking=True)
-        gate_up = blob[: 2 * width * hidden].view(2 * width, hidden)
-        gate, up = F.linear(x[pairs // count], gate_up).chunk(2, -1)
-        down = blob[2 * width * hidden :].view(hidden, width)
-        out[pairs] = F.linear(F.silu(gate) * up, down)
+        expert = expert.to(x.device, non_blocking=True)
+        gate, up = F.linear(x[pairs // count], expert[: 2 * width]).chunk(2, -1)
+        out[pairs] = (F.silu(gate) * up) @ expert[2 * width :]
     return torch.bmm(weights[:, None], out.view(rows, count, hidden))[:, 0]
