@@ -115,14 +115,28 @@ def test_table_precedence(files, tmp_path):
     assert f"{tmp_path}/shipped" in resolved.table_origin
 
 
-def test_only_a_table_whose_conditions_match_is_found(files, tmp_path):
+def test_a_table_whose_conditions_match_is_found_before_any_other(files, tmp_path):
     environ = {"XDG_DATA_HOME": f"{tmp_path}/user"}
     other = dataclasses.replace(FINGERPRINT, device="Device B")
-    assert resolve("learned", fingerprint=other, **environ).table is None
     save_table(
         make_table(fingerprint=other, environment={"name": "b"}), tmp_path / "shipped/b.json"
     )
     assert _found(resolve("learned", fingerprint=other, **environ)) == "b"
+    assert _found(resolve("learned", **environ)) == "exported"
+
+
+def test_without_a_match_the_nearest_table_is_refused_by_what_differs(files, tmp_path):
+    far = dataclasses.replace(FINGERPRINT, device="Device C", victims="lrfu")
+    save_table(make_table(fingerprint=far), files["exported"])
+    session = dataclasses.replace(FINGERPRINT, device="Device B")
+    resolved = resolve("learned", fingerprint=session, XDG_DATA_HOME=f"{tmp_path}/user")
+    assert _found(resolved) == "shipped"
+    decision = choose_ring(
+        make_request(policy="learned", table=resolved.table, fingerprint=session)
+    )
+    assert decision.ring_cells == 32_768
+    (warning,) = decision.warnings
+    assert "device is Device A in the table and Device B here" in warning
 
 
 def test_the_newest_of_several_matches_is_taken(files, tmp_path):

@@ -1,0 +1,91 @@
+"""Where the commands print, and the one place where a failure becomes a sentence.
+
+`out` is for what was asked for, `err` for everything else, so that a pipe gets only the former.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from strata.errors import EXIT_BAD_INPUT, StrataError, UsageError
+
+EXIT_INTERRUPTED = 130
+EXIT_PIPE_CLOSED = 141
+
+PIPE_COLUMNS = 200
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+def say(text: str) -> None:
+    """Print `text` to stdout as it is: no markup, no wrapping."""
+    out.print(text, markup=False, soft_wrap=True)
+
+
+def note(text: str) -> None:
+    """Print `text` to stderr as it is."""
+    err.print(text, markup=False, soft_wrap=True)
+
+
+def show_table(table: Table) -> None:
+    """Print `table` to stdout, as wide as it likes where no terminal limits it."""
+    wide = out if out.is_terminal else Console(highlight=False, width=PIPE_COLUMNS)
+    wide.print(table)
+
+
+def warn(warnings: Iterable[str]) -> None:
+    """Print each warning to stderr, one line each."""
+    for warning in warnings:
+        note(f"warning: {_one_line(warning)}")
+
+
+@contextmanager
+def fail_cleanly() -> Iterator[None]:
+    """Turn a foreseen failure inside into one sentence on stderr and an exit code.
+
+    A StrataError, or a file that the system refuses to read or write, exits with 2; Ctrl-C with
+    130; a reader that closed the pipe with 141 and no word. Anything else is a bug and keeps its
+    traceback. Serves as ``with fail_cleanly():`` and as the decorator ``@fail_cleanly()``.
+    """
+    try:
+        yield
+    except StrataError as error:
+        note(f"error: {_one_line(str(error))}")
+        raise typer.Exit(EXIT_BAD_INPUT) from error
+    except BrokenPipeError as error:
+        # The interpreter flushes stdout once more at exit and would complain about the pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(EXIT_PIPE_CLOSED) from error
+    except OSError as error:
+        if error.strerror is None:
+            raise
+        place = f"{error.filename}: " if error.filename is not None else ""
+        note(f"error: {place}{error.strerror}")
+        raise typer.Exit(EXIT_BAD_INPUT) from error
+    except KeyboardInterrupt as error:
+        note("interrupted")
+        raise typer.Exit(EXIT_INTERRUPTED) from error
+
+
+@contextmanager
+def needs_extra(command: str) -> Iterator[None]:
+    """Turn an ImportError inside into the sentence that says which extra `command` needs."""
+    try:
+        yield
+    except ImportError as error:
+        missing = error.name or str(error)
+        raise UsageError(
+            f"{command} needs the extra (no module {missing}): pip install 'strata[tune]'"
+        ) from error
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

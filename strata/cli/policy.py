@@ -1,0 +1,201 @@
+"""`strata policy`: look at policy tables, ask what a session would decide, judge the rules."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from strata.cli.console import fail_cleanly, needs_extra, say, show_table, warn
+from strata.cli.policy_view import (
+    backtest_notes,
+    backtest_table,
+    decision_reasons,
+    table_entries,
+    table_facts,
+)
+from strata.config import DEFAULT_MAX_NEW, MAX_DRAFTS, Selection
+from strata.errors import TableError, UsageError
+from strata.policy import load_table, parse_resident
+from strata.policy.explain import Question, explain_ring
+from strata.policy.table_file import read_document
+from strata.units import parse_bytes, parse_cells
+
+app = typer.Typer(
+    name="policy",
+    help="Show, check, explain, export and backtest the ring policies.",
+    no_args_is_help=True,
+)
+
+TableFile = Annotated[Path, typer.Argument(metavar="FILE", help="A policy table (JSON).")]
+
+
+@app.command()
+@fail_cleanly()
+def show(file: TableFile) -> None:
+    """Print a policy table: its conditions, where it comes from, and every entry."""
+    table = load_table(file)
+    for name, value in table_facts(table):
+        say(f"{name:<18}{value}")
+    show_table(table_entries(table))
+
+
+@app.command()
+@fail_cleanly()
+def validate(file: TableFile) -> None:
+    """Check a policy table against its published JSON Schema, its hash and its own rules."""
+    from strata.policy.schema import check_schema
+
+    table = load_table(file)
+    try:
+        check_schema(read_document(file))
+    except TableError as error:
+        raise TableError(f"policy table {file}: {error}") from error
+    say(f"{file}: valid, {len(table.tiers)} tiers, {len(table.entries)} entries")
+
+
+@app.command()
+@fail_cleanly()
+def explain(
+    depth: Annotated[str, typer.Option(metavar="CELLS", help="Prompt length: 131072 or 128K.")],
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            "--policy",
+            "--kv-ring-policy",
+            help="fixed, depth, adapt or learned; unset asks the environment.",
+        ),
+    ] = None,
+    spec: Annotated[
+        str | None, typer.Option(metavar="N|auto", help="Drafts a round; 0 is off.")
+    ] = None,
+    kv_resident: Annotated[
+        str | None, typer.Option(metavar="CELLS|auto", help="The cap; 0 is the whole context.")
+    ] = None,
+    kv_ring_default: Annotated[
+        str | None, typer.Option(metavar="CELLS", help="The default ring.")
+    ] = None,
+    max_new: Annotated[int, typer.Option(min=1, help="New tokens.")] = DEFAULT_MAX_NEW,
+    table: Annotated[
+        str | None,
+        typer.Option("--table", "--kv-ring-table", metavar="FILE", help="Table for learned."),
+    ] = None,
+    kv_page: Annotated[int | None, typer.Option(min=1, help="Cells a page.")] = None,
+    kv_select: Annotated[
+        str | None, typer.Option(metavar="CELLS|depth/N", help="Cells a row reads; 0 is all.")
+    ] = None,
+    kv_evict: Annotated[str | None, typer.Option(metavar="clock|lrfu", help="Victims.")] = None,
+    mtp_window: Annotated[
+        str | None, typer.Option(metavar="CELLS|auto", help="Cells the drafter reads; 0 is all.")
+    ] = None,
+    vram_budget: Annotated[str | None, typer.Option(metavar="BYTES", help="Budget.")] = None,
+    max_context: Annotated[
+        str | None, typer.Option(metavar="CELLS", help="Max context of a served conversation.")
+    ] = None,
+    device: Annotated[
+        str, typer.Option(metavar="auto|cuda|cpu", help="Whose default ring to assume.")
+    ] = "auto",
+) -> None:
+    """Print the ring that a session would get, with the line it would print, and why.
+
+    It asks the functions that a session asks. No model is loaded: what only a model could tell
+    is assumed, or taken from the table, and said.
+    """
+    question = Question(
+        depth_cells=_cells(depth, "--depth", at_least=1),
+        max_new=max_new,
+        policy=policy,
+        table=table,
+        kv_resident=parse_resident(kv_resident),
+        ring_default_cells=_optional_cells(kv_ring_default, "--kv-ring-default"),
+        max_context_cells=_optional_cells(max_context, "--max-context", at_least=1),
+        device_kind=_device_kind(device, needed=kv_ring_default is None),
+        spec=_drafts(spec),
+        page_cells=kv_page,
+        select=None if kv_select is None else str(Selection.parse(kv_select)),
+        mtp_window=_window(mtp_window),
+        victims=None if kv_evict is None else _choice(kv_evict, "--kv-evict", ("clock", "lrfu")),
+        vram_budget_bytes=_budget(vram_budget),
+    )
+    explanation = explain_ring(question, os.environ)
+    warn(explanation.warnings)
+    say(explanation.decision.log_line)
+    for name, value in decision_reasons(explanation):
+        say(f"  {name:<13}{value}")
+
+
+@app.command()
+@fail_cleanly()
+def backtest(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A CSV of published rows.")],
+    kv_resident: Annotated[
+        str | None, typer.Option(metavar="CELLS|auto", help="The cap; 0 is the whole context.")
+    ] = None,
+    kv_ring_default: Annotated[
+        str, typer.Option(metavar="CELLS", help="The default ring.")
+    ] = "32768",
+    max_new: Annotated[int, typer.Option(min=1, help="New tokens.")] = DEFAULT_MAX_NEW,
+) -> None:
+    """Print what each policy would have chosen at published rows, and what that ring measured."""
+    with needs_extra("strata policy backtest"):
+        from strata.models.backtest import Settings
+        from strata.models.backtest import backtest as run_backtest
+        from strata.models.backtest_rows import read_rows
+    settings = Settings(
+        kv_resident_cells=parse_resident(kv_resident),
+        ring_default_cells=_cells(kv_ring_default, "--kv-ring-default"),
+        max_new=max_new,
+    )
+    result = run_backtest(read_rows(file), settings)
+    show_table(backtest_table(result))
+    for line in backtest_notes(result):
+        say(line)
+
+
+def _cells(text: str, name: str, *, at_least: int = 0) -> int:
+    cells = parse_cells(text, name=name)
+    if cells < at_least:
+        raise UsageError(f"{name}: {text!r} is below {at_least}")
+    return cells
+
+
+def _optional_cells(text: str | None, name: str, *, at_least: int = 0) -> int | None:
+    return None if text is None else _cells(text, name, at_least=at_least)
+
+
+def _drafts(text: str | None) -> int | Literal["auto"] | None:
+    if text is None:
+        return None
+    word = text.strip().lower()
+    if word == "auto":
+        return "auto"
+    if not word.isdecimal() or int(word) > MAX_DRAFTS:
+        raise UsageError(f"--spec: {text!r} is neither auto nor a number from 0 to {MAX_DRAFTS}")
+    return int(word)
+
+
+def _window(text: str | None) -> int | Literal["auto"] | None:
+    if text is not None and text.strip().lower() == "auto":
+        return "auto"
+    return _optional_cells(text, "--mtp-window")
+
+
+def _budget(text: str | None) -> int | None:
+    return None if text is None else parse_bytes(text, name="--vram-budget")
+
+
+def _choice(text: str, name: str, choices: tuple[str, ...]) -> str:
+    if text not in choices:
+        raise UsageError(f"{name}: {text!r} is none of {', '.join(choices)}")
+    return text
+
+
+def _device_kind(text: str, *, needed: bool) -> str:
+    kind = _choice(text, "--device", ("auto", "cuda", "cpu"))
+    if kind != "auto" or not needed:
+        return "cuda" if kind == "auto" else kind
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,122 @@
+"""Lay out what `strata policy` prints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from strata.policy import PolicyTable
+from strata.policy.explain import Explanation
+from strata.policy.fingerprint import FIELDS
+
+if TYPE_CHECKING:
+    from strata.models.backtest import Backtest
+
+
+def table_facts(table: PolicyTable) -> list[tuple[str, object]]:
+    """Return everything a table says of itself but its entries, as (name, value)."""
+    commit = f", commit {table.engine_commit}" if table.engine_commit else ""
+    facts: list[tuple[str, object]] = [
+        ("created", table.created),
+        ("engine", f"{table.engine_version}{commit}"),
+        *((name, _plain(getattr(table.fingerprint, name))) for name in FIELDS),
+        ("default ring", f"{table.default_ring_cells} cells"),
+        ("margin", f"{table.margin_ratio:.1%}"),
+    ]
+    facts += [(name, _plain(value)) for name, value in table.provenance.items()]
+    facts += [
+        (f"declared {item.field}", f"{_plain(item.value)} ({item.reason}, {item.declared})")
+        for item in table.declarations
+    ]
+    return facts
+
+
+def table_entries(table: PolicyTable) -> Table:
+    """Return the entries of a table, by tier."""
+    grid = Table(
+        "tier", "need", "drafter", "ring", "verdict", "gain [interval]", "pairs", "passages"
+    )
+    for tier in table.tiers:
+        for entry in table.entries:
+            if entry.tier_cells != tier.name_cells:
+                continue
+            grid.add_row(
+                str(tier),
+                f"{tier.lower_cells + 1}-{tier.upper_cells}",
+                entry.mode,
+                str(entry.ring_cells),
+                entry.verdict + (" (predicted)" if entry.predicted else ""),
+                Text(str(entry.gain or "-")),
+                str(entry.pairs),
+                str(entry.passages),
+            )
+    return grid
+
+
+def decision_reasons(explanation: Explanation) -> list[tuple[str, object]]:
+    """Return why a ring was decided, as (name, value)."""
+    decision, request = explanation.decision, explanation.request
+    lines: list[tuple[str, object]] = [
+        ("ring", f"{decision.ring_cells} cells, of which {decision.pool_cells} are reserved"),
+        ("why", decision.reason),
+        ("policy", f"{request.policy}, from {explanation.resolved.policy_origin}"),
+        ("need", f"{decision.need_cells} cells in pages of {request.page_cells}"),
+        ("max context", f"{request.max_context_cells} cells"),
+        ("floor", f"{decision.floor_cells} cells"),
+        ("cap", f"{decision.cap_cells} cells"),
+        ("minimum", f"{decision.minimum_cells} cells"),
+        ("default", f"{request.default_cells} cells"),
+    ]
+    if request.policy == "learned":
+        lines += [
+            ("drafter", request.mode),
+            ("tier", decision.tier or "none"),
+            ("table", decision.table or "none"),
+            ("gain", decision.gain or "none expected"),
+        ]
+    return lines + [("assumed", text) for text in explanation.assumptions]
+
+
+def backtest_table(result: Backtest) -> Table:
+    """Return what each policy chose at each row and what that measured."""
+    grid = Table("row", "tier", "drafter", "policy", "ring", "measured", box=SIMPLE_HEAD)
+    for item in result.results:
+        first = (item.row.id, _cells_label(item.row.tier_cells), item.row.mode)
+        for policy, outcome in item.outcomes.items():
+            grid.add_row(*first, policy, str(outcome.ring_cells), Text(str(outcome)))
+            first = ("", "", "")
+        grid.add_section()
+    return grid
+
+
+def backtest_notes(result: Backtest) -> list[str]:
+    """Return what the learned columns rest on, one sentence a line."""
+    fit = result.fit
+    noise = "no same-ring row, so no bound"
+    if fit.noise_log_sd is not None:
+        noise = (
+            f"noise {fit.noise_log_sd:.4f} (root mean square of {fit.degrees_of_freedom} "
+            "same-ring log ratios), one-sided 95 %, uncorrected"
+        )
+    lines = [
+        "learned is a direct estimate, in sample: mean log ratio by tier, drafter and ring; "
+        f"{noise}; beside it with the row left out"
+    ]
+    lines += [
+        f"  tier {item.tier_cells}, drafter {item.mode}, ring {item.ring_cells}: "
+        f"{item.effect_ratio:+.1%} from {item.rows} rows, lower bound "
+        + ("none" if item.lower_ratio is None else f"{item.lower_ratio:+.1%}")
+        for item in fit.estimates
+    ]
+    return lines
+
+
+def _cells_label(cells: int) -> str:
+    return str(cells) if cells % 1_024 else f"{cells // 1_024}K"
+
+
+def _plain(value: object) -> str:
+    return "unset" if value is None else str(value)
