@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from strata.cli.console import fail_cleanly, needs_extra, say, show_table, warn
+from strata.cli.console import fail_cleanly, needs_extra, note, say, show_table, warn
 from strata.cli.policy_view import (
     backtest_notes,
     backtest_table,
@@ -18,10 +18,13 @@ from strata.cli.policy_view import (
 )
 from strata.config import DEFAULT_MAX_NEW, MAX_DRAFTS, Selection
 from strata.errors import TableError, UsageError
-from strata.policy import load_table, parse_resident
+from strata.policy import load_table, parse_resident, save_table, user_folder
 from strata.policy.explain import Question, explain_ring
 from strata.policy.table_file import read_document
 from strata.units import parse_bytes, parse_cells
+
+if TYPE_CHECKING:
+    from strata.tuner.store import TrialStore
 
 app = typer.Typer(
     name="policy",
@@ -128,6 +131,35 @@ def explain(
 
 @app.command()
 @fail_cleanly()
+def export(
+    db: Annotated[Path, typer.Option(metavar="FILE", help="A trial database of strata tune.")],
+    study: Annotated[
+        str | None,
+        typer.Option(metavar="KEY|NAME", help="The study; may be left out where there is one."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="FILE", help="Where to; else where sessions look by themselves."
+        ),
+    ] = None,
+) -> None:
+    """Fit a stored study and write its policy table."""
+    with needs_extra("strata policy export"):
+        from strata.tuner.conclude import conclude, usage_line
+        from strata.tuner.store import open_database
+
+        with open_database(db, must_exist=True) as store:
+            record = store.study(study or _only_study(store))
+            table = conclude(store, record)
+    path = save_table(table, output or user_folder(os.environ) / f"{record.study}.json")
+    show_table(table_entries(table))
+    say(str(path))
+    note(f"use it with: {usage_line(record, str(path))}")
+
+
+@app.command()
+@fail_cleanly()
 def backtest(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A CSV of published rows.")],
     kv_resident: Annotated[
@@ -152,6 +184,14 @@ def backtest(
     show_table(backtest_table(result))
     for line in backtest_notes(result):
         say(line)
+
+
+def _only_study(store: TrialStore) -> str:
+    studies = store.studies()
+    if len(studies) != 1:
+        listed = ", ".join(f"{item.study} ({item.name})" for item in studies) or "none"
+        raise UsageError(f"--study: name one of the studies in the database: {listed}")
+    return studies[0].study
 
 
 def _cells(text: str, name: str, *, at_least: int = 0) -> int:
