@@ -30,6 +30,8 @@ class Generation:
     text: str = ""
     stopped: Stopped = "length"
     rounds: int = 0
+    first_token_s: float = 0.0
+    """From the call to the first token's arrival; the prompt's own time comes before it."""
     times_s: list[float] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     """Rounds whose draft at position j was accepted."""

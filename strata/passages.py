@@ -30,7 +30,7 @@ class Document:
 @lru_cache
 def documents() -> tuple[Document, ...]:
     """Return the shipped documents in the order that seeds count."""
-    entries = json.loads((FOLDER / "index.json").read_text(encoding="utf-8"))["documents"]
+    entries = json.loads((FOLDER / "index.json").read_text(encoding="utf-8"))
     keys = ("id", "file", "split", "sha256")
     return tuple(Document(**{key: entry[key] for key in keys}) for entry in entries)
 

@@ -115,6 +115,7 @@ class Session:
         matcher = StopMatcher(params.stop)
         eos = () if params.ignore_eos else self.model.tokenizer.eos_ids
         out = Generation()
+        start = time.perf_counter()
         kv_before, experts_before = engine.kv.counters.total(), replace(engine.experts.counters)
 
         def take(tokens: list[int]) -> bool:
@@ -136,6 +137,7 @@ class Session:
 
         try:
             going = take([engine.first_token(sampler)])
+            out.first_token_s = out.times_s[0] - start
             while going:
                 room = params.max_new - len(out.tokens) - 1
                 done = engine.round(sampler, min(count.next(), max(room, 0)), self._min_p)

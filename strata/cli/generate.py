@@ -1,0 +1,189 @@
+"""`strata generate`: continue one prompt."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from strata.cli import session_options as opt
+from strata.cli.console import EXIT_INTERRUPTED, err, fail_cleanly, note, warn
+from strata.config import DEFAULT_MAX_NEW, PAGE_CELLS, SamplingParams, Victims
+from strata.errors import UsageError
+
+if TYPE_CHECKING:
+    from strata.lm import LanguageModel
+    from strata.session import Session
+
+EPILOG = "Example: strata generate --passage 4096:3 --kv-resident 1024 --max-new 64 --json run.json"
+_SAMPLING = "Sampling"
+
+
+@fail_cleanly()
+def generate(
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; '-' or none reads standard input.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option(help="Read the prompt from a file.")] = None,
+    passage: Annotated[
+        str | None,
+        typer.Option(metavar="CELLS[:SEED]", help="Take a bundled held-out text as the prompt."),
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Checkpoint folder; unset is the bundled model.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    max_new: Annotated[int, typer.Option(help="New tokens at most.")] = DEFAULT_MAX_NEW,
+    json_file: Annotated[
+        str | None,
+        typer.Option("--json", metavar="FILE", help="Write one JSON object; '-' is stdout."),
+    ] = None,
+    temperature: Annotated[
+        float, typer.Option(help="0 is greedy.", rich_help_panel=_SAMPLING)
+    ] = 0.0,
+    top_k: Annotated[int, typer.Option(help="0 keeps all.", rich_help_panel=_SAMPLING)] = 0,
+    top_p: Annotated[float, typer.Option(help="1 keeps all.", rich_help_panel=_SAMPLING)] = 1.0,
+    min_p: Annotated[float, typer.Option(help="0 keeps all.", rich_help_panel=_SAMPLING)] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of the noise.", rich_help_panel=_SAMPLING)] = 0,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(help="End before this text; may be repeated.", rich_help_panel=_SAMPLING),
+    ] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on past the end-of-text token.")
+    ] = False,
+    kv_resident: opt.KvResident = None,
+    kv_ring_default: opt.KvRingDefault = None,
+    kv_ring_policy: opt.KvRingPolicy = None,
+    kv_ring_table: opt.KvRingTable = None,
+    kv_evict: opt.KvEvict = "clock",
+    kv_select: opt.KvSelect = "0",
+    kv_page: opt.KvPage = PAGE_CELLS,
+    vram_budget: opt.VramBudget = None,
+    max_context: opt.MaxContext = None,
+    spec: opt.Spec = None,
+    no_mtp: opt.NoMtp = False,
+    spec_min_p: opt.SpecMinP = 0.0,
+    mtp_window: opt.MtpWindow = "auto",
+) -> None:
+    """Continue a prompt: text to stdout, everything else to stderr."""
+    config = opt.session_config(
+        kv_resident=kv_resident,
+        kv_ring_default=kv_ring_default,
+        kv_ring_policy=kv_ring_policy,
+        kv_ring_table=kv_ring_table,
+        kv_evict=kv_evict,
+        kv_select=kv_select,
+        kv_page=kv_page,
+        vram_budget=vram_budget,
+        max_context=max_context,
+        spec=spec,
+        no_mtp=no_mtp,
+        spec_min_p=spec_min_p,
+        mtp_window=mtp_window,
+    )
+    params = SamplingParams(
+        max_new=max_new,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        stop=tuple(stop or ()),
+        ignore_eos=ignore_eos,
+    )
+    text = _prompt_text(prompt, file, passage)
+
+    from strata.lm import bundled_model_path, load_model
+    from strata.sampling import Sampler
+    from strata.session import create_session
+
+    Sampler(params)
+    loaded = load_model(model or bundled_model_path(), device)
+    ids = _prompt_ids(loaded, text, passage)
+    session = create_session(loaded, config, prompt_cells=len(ids), max_new=max_new)
+    warn(session.warnings)
+    note(session.decision.log_line)
+    _run(session, ids, params, json_file)
+
+
+def _prompt_text(prompt: str | None, file: Path | None, passage: str | None) -> str | None:
+    """Return the prompt's text, None where a passage is asked for."""
+    given = [
+        name
+        for name, value in (("PROMPT", prompt), ("--file", file), ("--passage", passage))
+        if value is not None
+    ]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} all name a prompt; give one")
+    if passage is not None:
+        return None
+    if file is not None:
+        try:
+            text = file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise UsageError(f"--file: {file} is not UTF-8 text ({error.reason})") from None
+    elif prompt is None or prompt == "-":
+        if sys.stdin.isatty() and prompt is None:
+            raise UsageError("no prompt: give PROMPT, --file, --passage, or pipe one in")
+        text = sys.stdin.read()
+    else:
+        text = prompt
+    if not text:
+        raise UsageError("the prompt is empty; give at least one character")
+    return text
+
+
+def _prompt_ids(model: LanguageModel, text: str | None, passage: str | None) -> list[int]:
+    if text is not None:
+        return model.tokenizer.encode(text)
+    from strata.passages import load_passage
+
+    assert passage is not None
+    return load_passage(passage, model.tokenizer)
+
+
+def _run(session: Session, ids: list[int], params: SamplingParams, json_file: str | None) -> None:
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    from strata.cli.stats import stats_block, stats_object
+
+    columns = (TextColumn("prefill"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err, transient=True) as progress:
+        task = progress.add_task("prefill", total=len(ids))
+        prefill = session.prefill(ids, lambda rows: progress.advance(task, rows))
+    to_stdout = json_file != "-"
+
+    def show(text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    generation = session.generate(params, show if to_stdout else None)
+    if to_stdout:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    stats = stats_object(session, prefill, generation)
+    err.print(stats_block(stats))
+    if json_file is not None:
+        _write_json(json_file, stats)
+    if generation.stopped == "interrupted":
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _write_json(target: str, stats: dict[str, Any]) -> None:
+    from strata.files import write_whole
+
+    data = json.dumps(stats, ensure_ascii=False, indent=1) + "\n"
+    if target == "-":
+        sys.stdout.write(data)
+        return
+    write_whole(Path(target), data.encode())

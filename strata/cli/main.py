@@ -1,0 +1,40 @@
+"""The `strata` command: one app, one file a verb."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from strata import __version__
+from strata.cli import generate, policy
+from strata.cli.console import say
+
+app = typer.Typer(
+    name="strata",
+    help="Run a long-context language model with a tuned K/V ring in front of host memory.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.command("generate", epilog=generate.EPILOG)(generate.generate)
+app.add_typer(policy.app)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        say(f"strata {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

@@ -1,0 +1,166 @@
+"""The switches that shape a session, shared by every verb that creates one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from strata.config import (
+    MAX_DRAFTS,
+    PAGE_CELLS,
+    KvConfig,
+    Selection,
+    SessionConfig,
+    SpecConfig,
+    Victims,
+)
+from strata.errors import UsageError
+from strata.policy import parse_resident
+from strata.units import parse_bytes, parse_cells
+
+_RING, _DRAFTER = "K/V ring", "Drafter"
+
+KvResident = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CELLS|auto",
+        help="The cap of the ring; 0 keeps the whole context resident.",
+        rich_help_panel=_RING,
+    ),
+]
+KvRingDefault = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CELLS",
+        help="The default ring: 32768 on a GPU, 1024 on a CPU.",
+        rich_help_panel=_RING,
+    ),
+]
+KvRingPolicy = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="fixed, depth, adapt or learned; unset asks STRATA_KV_RING_POLICY.",
+        rich_help_panel=_RING,
+    ),
+]
+KvRingTable = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Policy table for `learned`.", rich_help_panel=_RING),
+]
+KvEvict = Annotated[
+    Victims, typer.Option(help="Whose slot a missing page takes.", rich_help_panel=_RING)
+]
+KvSelect = Annotated[
+    str,
+    typer.Option(
+        metavar="CELLS|depth/N",
+        help="Cells that a query row reads; 0 reads all (exact).",
+        rich_help_panel=_RING,
+    ),
+]
+KvPage = Annotated[
+    int, typer.Option(metavar="CELLS", help="Cells of a page.", rich_help_panel=_RING)
+]
+VramBudget = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Device memory for weights, ring and experts, like 64MiB; unset is no limit.",
+        rich_help_panel="Memory",
+    ),
+]
+MaxContext = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CELLS",
+        help="The most cells the session may reach; unset is what this prompt needs.",
+        rich_help_panel="Memory",
+    ),
+]
+Spec = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|auto",
+        help=f"Tokens drafted a round, at most {MAX_DRAFTS}; 0 is off, auto follows acceptance.",
+        rich_help_panel=_DRAFTER,
+    ),
+]
+NoMtp = Annotated[
+    bool, typer.Option("--no-mtp", help="The same as --spec 0.", rich_help_panel=_DRAFTER)
+]
+SpecMinP = Annotated[
+    float,
+    typer.Option(
+        metavar="P",
+        help="Stop drafting when the drafter gives its token less than P.",
+        rich_help_panel=_DRAFTER,
+    ),
+]
+MtpWindow = Annotated[
+    str,
+    typer.Option(
+        metavar="CELLS|auto",
+        help="Cells the drafter reads; 0 is all, auto is the session's ring.",
+        rich_help_panel=_DRAFTER,
+    ),
+]
+
+
+def session_config(
+    *,
+    kv_resident: str | None = None,
+    kv_ring_default: str | None = None,
+    kv_ring_policy: str | None = None,
+    kv_ring_table: str | None = None,
+    kv_evict: Victims = "clock",
+    kv_select: str = "0",
+    kv_page: int = PAGE_CELLS,
+    vram_budget: str | None = None,
+    max_context: str | None = None,
+    spec: str | None = None,
+    no_mtp: bool = False,
+    spec_min_p: float = 0.0,
+    mtp_window: str = "auto",
+) -> SessionConfig:
+    """Return the configuration that the switches spell; raise UsageError for a bad spelling."""
+    return SessionConfig(
+        kv=KvConfig(
+            resident_cells=parse_resident(kv_resident),
+            ring_default_cells=_cells("--kv-ring-default", kv_ring_default),
+            victims=kv_evict,
+            selection=Selection.parse(kv_select),
+            page_cells=kv_page,
+        ),
+        spec=SpecConfig(
+            drafts=_drafts(spec, no_mtp=no_mtp),
+            min_p=spec_min_p,
+            window_cells=None if mtp_window == "auto" else _cells("--mtp-window", mtp_window),
+        ),
+        policy=kv_ring_policy,
+        table=kv_ring_table,
+        vram_budget_bytes=(
+            None if vram_budget is None else parse_bytes(vram_budget, name="--vram-budget")
+        ),
+        max_context_cells=_cells("--max-context", max_context),
+    )
+
+
+def _cells(name: str, text: str | None) -> int | None:
+    return None if text is None else parse_cells(text, name=name)
+
+
+def _drafts(spec: str | None, *, no_mtp: bool) -> int | Literal["auto"] | None:
+    if no_mtp:
+        if spec not in (None, "0"):
+            raise UsageError(f"--no-mtp and --spec {spec} contradict each other; drop one")
+        return 0
+    if spec is None:
+        return None
+    if spec.strip().lower() == "auto":
+        return "auto"
+    try:
+        return int(spec)
+    except ValueError:
+        raise UsageError(f"--spec: {spec!r} is neither a number of drafts nor auto") from None

@@ -1,0 +1,223 @@
+"""`strata tune`: measure rings over a plan, store every trial, conclude with a policy table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer.core import TyperGroup
+
+from strata.cli.console import EXIT_INTERRUPTED, fail_cleanly, needs_extra, note, say, show_table
+
+if TYPE_CHECKING:
+    import click
+
+    from strata.tuner.plan import Plan
+    from strata.tuner.store import TrialStore
+    from strata.tuner.study import StudyRecord
+
+DEFAULT_OUT = Path("runs")
+DATABASE_NAME = "strata.duckdb"
+
+
+class _SweepByDefault(TyperGroup):
+    """Takes `strata tune quick --resume` for `strata tune sweep quick --resume`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
+            args = ["sweep", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    name="tune",
+    cls=_SweepByDefault,
+    help="Measure which K/V ring is fastest, per depth and drafter, and write a policy table. "
+    "Without a command it is `sweep`: `strata tune [PLAN] [--resume]`.",
+)
+
+PlanArgument = Annotated[
+    str, typer.Argument(metavar="PLAN", help="A built-in plan (quick) or a TOML file.")
+]
+OutOption = Annotated[Path, typer.Option(help="Folder for the database, tables and reports.")]
+DbOption = Annotated[
+    Path | None, typer.Option(help="The trial database; default: strata.duckdb in --out.")
+]
+ModelOption = Annotated[
+    str | None, typer.Option(metavar="FOLDER", help="A checkpoint in place of the plan's.")
+]
+DeviceOption = Annotated[str, typer.Option(metavar="auto|cpu|cuda|cuda:N", help="Where to run.")]
+StudyArgument = Annotated[
+    str, typer.Argument(metavar="STUDY", help="A study's key, the start of one, or its name.")
+]
+
+
+@app.command()
+@fail_cleanly()
+def sweep(
+    plan: PlanArgument = "quick",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a study; what is stored is not repeated.")
+    ] = False,
+    list_: Annotated[
+        bool, typer.Option("--list", help="Say which studies the database holds, and stop.")
+    ] = False,
+    show: Annotated[
+        str | None, typer.Option(metavar="STUDY", help="Print one study's verdicts, and stop.")
+    ] = None,
+    model: ModelOption = None,
+    device: DeviceOption = "auto",
+    out: OutOption = DEFAULT_OUT,
+    db: DbOption = None,
+) -> None:
+    """Run a plan: every ring beside the default one, into the database, a table and a report."""
+    path = db or out / DATABASE_NAME
+    with needs_extra("strata tune"):
+        from strata.tuner.store import open_database
+    if list_ or show is not None:
+        with open_database(path, must_exist=True) as store:
+            _print_list(store) if list_ else _print_study(store, show or "")
+        return
+    chosen = _load_plan(plan, model)
+    with open_database(path) as store:
+        study = _run(chosen, store, device=device, resume=resume, where=str(path), out=out)
+        _finish(store, study, out)
+
+
+@app.command("run-trials")
+@fail_cleanly()
+def run_trials(
+    plan: PlanArgument,
+    jsonl: Annotated[Path, typer.Option(metavar="FILE", help="Where the trials are written.")],
+    model: ModelOption = None,
+    device: DeviceOption = "auto",
+) -> None:
+    """Run a plan where there is no database, into JSON lines; the same file again goes on."""
+    with needs_extra("strata tune run-trials"):
+        from strata.tuner.store import JsonlStore
+    chosen = _load_plan(plan, model)
+    with JsonlStore(jsonl) as store:
+        _run(chosen, store, device=device, resume=True, where=str(jsonl), out=jsonl.parent)
+    say(f"take them home with: strata tune import {jsonl}")
+
+
+@app.command("import")
+@fail_cleanly()
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="JSON lines of run-trials.")],
+    out: OutOption = DEFAULT_OUT,
+    db: DbOption = None,
+) -> None:
+    """Take trials that ran elsewhere into the database; a trial that is there stays as it is."""
+    with needs_extra("strata tune import"):
+        from strata.tuner.store import import_jsonl, open_database
+        from strata.tuner.sweep import count_pairs
+    with open_database(db or out / DATABASE_NAME) as store:
+        study, new, known = import_jsonl(store, file)
+        done, total = count_pairs(study, store)
+    say(
+        f"study {study.study} ({study.name}): {new} trials new, {known} known; {done}/{total} pairs"
+    )
+    say(f"conclude with: strata tune report {study.study}")
+
+
+@app.command()
+@fail_cleanly()
+def export(
+    study: StudyArgument,
+    jsonl: Annotated[Path, typer.Option(metavar="FILE", help="Where the trials are written.")],
+    out: OutOption = DEFAULT_OUT,
+    db: DbOption = None,
+) -> None:
+    """Write one study of the database as JSON lines."""
+    with needs_extra("strata tune export"):
+        from strata.tuner.store import export_jsonl, open_database
+    with open_database(db or out / DATABASE_NAME, must_exist=True) as store:
+        count = export_jsonl(store, study, jsonl)
+    say(f"{count} trials in {jsonl}")
+
+
+@app.command()
+@fail_cleanly()
+def report(study: StudyArgument, out: OutOption = DEFAULT_OUT, db: DbOption = None) -> None:
+    """Write table and report of a stored study again, from the database alone."""
+    with needs_extra("strata tune report"):
+        from strata.tuner.store import open_database
+    with open_database(db or out / DATABASE_NAME, must_exist=True) as store:
+        _finish(store, store.study(study), out)
+
+
+def _load_plan(name: str, model: str | None) -> Plan:
+    from strata.tuner.plan import load_plan
+
+    plan = load_plan(name)
+    return plan if model is None else plan.model_copy(update={"model": model})
+
+
+def _run(
+    plan: Plan, store: TrialStore, *, device: str, resume: bool, where: str, out: Path
+) -> StudyRecord:
+    """Sweep with a progress bar; Ctrl-C says what is stored and exits with 130."""
+    from strata.cli.tune_view import SweepBar
+
+    with needs_extra("strata tune"):
+        from strata.tuner.drive import run_plan
+    with SweepBar() as bar:
+        try:
+            return run_plan(
+                plan,
+                store,
+                device=device,
+                resume=resume,
+                where=where,
+                log=out / "trials.log",
+                on_start=bar.start,
+                on_pair=bar.advance,
+            )
+        except KeyboardInterrupt:
+            bar.stop()
+            note(f"interrupted; every finished pair is in {where}; go on with --resume")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def _finish(store: TrialStore, study: StudyRecord, out: Path) -> None:
+    """Write table and report, print the verdicts and the line that uses the table."""
+    from strata.cli.tune_view import entry_table, measured_table
+
+    with needs_extra("strata tune"):
+        from strata.policy.table_file import save_table
+        from strata.tuner.conclude import conclude, usage_line
+        from strata.tuner.drive import REPORT_NAME, TABLE_NAME, study_folder
+        from strata.tuner.report import summarise, write_report
+    folder = study_folder(out, study)
+    table = conclude(store, study)
+    summary = summarise(store, study, table)
+    save_table(table, folder / TABLE_NAME)
+    write_report(summary, folder / REPORT_NAME)
+    show_table(measured_table(summary))
+    show_table(entry_table(table))
+    say(f"study   {study.study} ({study.name})")
+    say(f"table   {folder / TABLE_NAME}")
+    say(f"report  {folder / REPORT_NAME}")
+    say("use it: " + usage_line(study, str(folder / TABLE_NAME)))
+
+
+def _print_list(store: TrialStore) -> None:
+    from strata.cli.tune_view import study_table
+
+    show_table(study_table(store))
+
+
+def _print_study(store: TrialStore, key: str) -> None:
+    from strata.cli.tune_view import entry_table, measured_table, study_facts
+
+    with needs_extra("strata tune --show"):
+        from strata.tuner.conclude import conclude
+        from strata.tuner.report import summarise
+    study = store.study(key)
+    for name, value in study_facts(store, study):
+        say(f"{name:<16}{value}")
+    table = conclude(store, study)
+    show_table(measured_table(summarise(store, study, table)))
+    show_table(entry_table(table))
