@@ -58,7 +58,8 @@ class Engine:
     def prefill(self, ids: list[int], on_progress: Callable[[int], None] | None = None) -> None:
         """Commit the cells of prompt `ids`, seed the ring, and be ready for `first_token`."""
         model, kv = self.model, self.kv
-        assert kv.committed == 0 and ids, "prefill starts an empty session"
+        assert kv.committed == 0, "prefill starts an empty session"
+        assert ids, "prefill needs a prompt"
         chunk = PROMPT_CHUNK[model.device.type]
         tokens = torch.tensor(ids, device=model.device)
         queries: list[torch.Tensor] = [torch.empty(0)] * model.config.layers

@@ -91,7 +91,7 @@ class Demand:
         return weights + self.arena_bytes(pool_cells, expert_slots) <= self.budget_bytes
 
     def largest_ring(self, expert_slots: int) -> int | None:
-        """Return the largest pool beside `expert_slots`, 0 where none fits; None without a budget."""
+        """Return the largest pool beside `expert_slots`, 0 for none; None without a budget."""
         if self.budget_bytes is None:
             return None
         low, high = 0, round_up(self.max_context, self.page_cells) // self.page_cells
@@ -124,7 +124,7 @@ class Demand:
             minimum_cells, self.fewest_experts
         )
         raise BudgetError(
-            f"--vram-budget: {format_bytes(self.budget_bytes)} cannot hold this session; the least "
-            f"that can is {math.ceil(least / 1024)}KiB (weights, a ring of {minimum_cells} cells and "
-            f"{self.fewest_experts} expert slots)"
+            f"--vram-budget: {format_bytes(self.budget_bytes)} cannot hold this session; the "
+            f"least that can is {math.ceil(least / 1024)}KiB (weights, a ring of "
+            f"{minimum_cells} cells and {self.fewest_experts} expert slots)"
         )

@@ -43,7 +43,7 @@ class Sampler:
             kth = logits.topk(p.top_k, -1).values[:, -1:]
             logits = logits.masked_fill(logits < kth, -torch.inf)
         if p.top_p < 1:
-            ranked, order = logits.sort(-1, descending=True, stable=True)
+            ranked, order = logits.sort(dim=-1, descending=True, stable=True)
             probs = ranked.softmax(-1)
             outside = probs.cumsum(-1) - probs >= p.top_p
             logits = logits.masked_fill(outside.gather(-1, order.argsort(-1)), -torch.inf)

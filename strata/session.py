@@ -33,6 +33,7 @@ from strata.lm.model import LanguageModel
 from strata.lm.tokenizer import TextStream
 from strata.policy import (
     Fingerprint,
+    Mode,
     RingDecision,
     RingRequest,
     choose_ring,
@@ -278,7 +279,7 @@ def _decide(
         vram_budget_bytes=config.vram_budget_bytes,
         context="own" if config.max_context_cells is None else config.max_context_cells,
     )
-    mode = "on" if drafts else "off"
+    mode: Mode = "on" if drafts else "off"
     resolved = resolve_policy(
         policy=config.policy,
         table=config.table,

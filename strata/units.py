@@ -35,7 +35,7 @@ def parse_cells(text: str, *, name: str) -> int:
     match = re.fullmatch(r"\s*(-?\d+)\s*([km]?)\s*", text, re.IGNORECASE)
     if match is None:
         raise UsageError(f"{name}: {text!r} is not a number of cells; write it like 32768 or 32K")
-    number = int(match.group(1)) * 1024 ** _POWER[match.group(2).lower()]
+    number = int(match.group(1)) * int(1024 ** _POWER[match.group(2).lower()])
     if abs(number) > MAX_CELLS:
         raise UsageError(f"{name}: {text!r} is more than {MAX_CELLS} cells, which no model has")
     return number

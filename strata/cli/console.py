@@ -21,8 +21,8 @@ EXIT_PIPE_CLOSED = 141
 
 PIPE_COLUMNS = 200
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+out = Console(highlight=False, emoji=False)
+err = Console(stderr=True, highlight=False, emoji=False)
 
 
 def say(text: str) -> None:
@@ -37,7 +37,7 @@ def note(text: str) -> None:
 
 def show_table(table: Table) -> None:
     """Print `table` to stdout, as wide as it likes where no terminal limits it."""
-    wide = out if out.is_terminal else Console(highlight=False, width=PIPE_COLUMNS)
+    wide = out if out.is_terminal else Console(highlight=False, emoji=False, width=PIPE_COLUMNS)
     wide.print(table)
 
 

@@ -11,7 +11,7 @@ import typer
 
 from strata.cli import session_options as opt
 from strata.cli.console import EXIT_INTERRUPTED, err, fail_cleanly, note, warn
-from strata.config import DEFAULT_MAX_NEW, PAGE_CELLS, SamplingParams, Victims
+from strata.config import DEFAULT_MAX_NEW, PAGE_CELLS, SamplingParams
 from strata.errors import UsageError
 
 if TYPE_CHECKING:

@@ -11,8 +11,6 @@ from typer.core import TyperGroup
 from strata.cli.console import EXIT_INTERRUPTED, fail_cleanly, needs_extra, note, say, show_table
 
 if TYPE_CHECKING:
-    import click
-
     from strata.tuner.plan import Plan
     from strata.tuner.store import TrialStore
     from strata.tuner.study import StudyRecord
@@ -24,7 +22,7 @@ DATABASE_NAME = "strata.duckdb"
 class _SweepByDefault(TyperGroup):
     """Takes `strata tune quick --resume` for `strata tune sweep quick --resume`."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
         if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
             args = ["sweep", *args]
         return super().parse_args(ctx, args)
@@ -183,7 +181,8 @@ def _run(
 
 def _finish(store: TrialStore, study: StudyRecord, out: Path) -> None:
     """Write table and report, print the verdicts and the line that uses the table."""
-    from strata.cli.tune_view import entry_table, measured_table
+    from strata.cli.policy_view import table_entries
+    from strata.cli.tune_view import measured_table
 
     with needs_extra("strata tune"):
         from strata.policy.table_file import save_table
@@ -196,7 +195,7 @@ def _finish(store: TrialStore, study: StudyRecord, out: Path) -> None:
     save_table(table, folder / TABLE_NAME)
     write_report(summary, folder / REPORT_NAME)
     show_table(measured_table(summary))
-    show_table(entry_table(table))
+    show_table(table_entries(table))
     say(f"study   {study.study} ({study.name})")
     say(f"table   {folder / TABLE_NAME}")
     say(f"report  {folder / REPORT_NAME}")
@@ -210,7 +209,8 @@ def _print_list(store: TrialStore) -> None:
 
 
 def _print_study(store: TrialStore, key: str) -> None:
-    from strata.cli.tune_view import entry_table, measured_table, study_facts
+    from strata.cli.policy_view import table_entries
+    from strata.cli.tune_view import measured_table, study_facts
 
     with needs_extra("strata tune --show"):
         from strata.tuner.conclude import conclude
@@ -220,4 +220,4 @@ def _print_study(store: TrialStore, key: str) -> None:
         say(f"{name:<16}{value}")
     table = conclude(store, study)
     show_table(measured_table(summarise(store, study, table)))
-    show_table(entry_table(table))
+    show_table(table_entries(table))

@@ -22,7 +22,7 @@ class Drafter(Protocol):
         """
 
     def propose(self, count: int, pick: Pick, min_p: float) -> list[int]:
-        """Return at most `count` tokens; stop early where the drafter's own doubt exceeds `min_p`."""
+        """Return at most `count` tokens; stop before one whose probability is under `min_p`."""
 
     def truncate(self, cells: int) -> None:
         """Forget every cell from `cells` on and refill the ring from the host store."""

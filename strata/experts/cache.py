@@ -15,7 +15,6 @@ from strata.kv.counters import Counters
 from strata.kv.residency import Residency
 from strata.kv.victims import make_victims
 
-
 Gathered = tuple[torch.Tensor, torch.Tensor]
 """Gate and up [R * k, 2I, H], and down transposed [R * k, I, H]."""
 
@@ -58,7 +57,7 @@ class PooledExperts:
 
     def gather(self, experts: torch.Tensor) -> Gathered:
         """Return the weights of `experts`; the distinct ones are resolved in one call."""
-        distinct = experts.unique()
+        distinct = torch.unique(experts)
         before, admission = self.residency.resolve(0, distinct)
         misses = overflows = 0
         if admission is not None:

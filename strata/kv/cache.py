@@ -84,7 +84,8 @@ class KvCache:
     def commit(self, rows: int) -> None:
         """Keep the first `rows` rows of the open window; key bounds widen only here."""
         window = self._window
-        assert window is not None and 0 < rows <= window.rows
+        assert window is not None, "commit outside a window"
+        assert 0 < rows <= window.rows
         if self.bounds is not None:
             keys = torch.stack(self._window_keys)[:, :rows]
             update_bounds(self.bounds, window.pages[:rows], keys)
@@ -125,7 +126,7 @@ class KvCache:
         g = self.geometry
         assert self.bounds is not None
         pages = select_pages(q, self.bounds[layer], window.pages, count=g.select_pages, tail=g.tail)
-        distinct = pages[0] if window.rows == 1 else pages.unique()
+        distinct = pages[0] if window.rows == 1 else torch.unique(pages)
         before, admission = self.residency.resolve(layer, distinct)
         misses = overflows = 0
         if admission is not None:
@@ -186,7 +187,7 @@ class KvCache:
         )
 
     def seed(self) -> None:
-        """Fill the ring: tail pages, then the most selected of `note_prompt_end`, then the newest."""
+        """Fill the ring: tail pages, then the most selected by the prompt, then the newest."""
         g = self.geometry
         pages = pages_of(self.committed, g.page_cells)
         number = torch.arange(pages, device=self.residency.table.device)

@@ -82,7 +82,8 @@ class Residency:
 
     def seed(self, layer: int, pages: torch.Tensor) -> Admission:
         """Fill an empty layer with `pages`, at most as many as there are slots."""
-        assert self._filled[layer] == 0 and len(pages) <= self.slots
+        assert self._filled[layer] == 0, "seed fills an empty layer"
+        assert len(pages) <= self.slots
         slots = torch.arange(len(pages), device=pages.device)
         self._filled[layer] = len(pages)
         self._assign(layer, pages, slots)

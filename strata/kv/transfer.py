@@ -66,7 +66,7 @@ class Transfer:
         return out.view(*lead, 2, g.kv_heads, -1, g.head_dim)
 
     def cell_rows(self, pages: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-        """Return the cell rows [..., R * planes] of `offsets` [R] in `pages` (or slots) [..., R]."""
+        """Return the cell rows [..., R * planes] of `offsets` [R] in pages or slots [..., R]."""
         planes = pages[..., None] * self.geometry.planes + self._planes[:, 0]
         return (planes * self.geometry.page_cells + offsets[:, None]).flatten(-2)
 

@@ -102,4 +102,5 @@ class Lrfu:
 
 def make_victims(name: Victims, layers: int, slots: int, device: torch.device) -> VictimPolicy:
     """Return the policy that `--kv-evict` names."""
-    return {"clock": Clock, "lrfu": Lrfu}[name](layers, slots, device)
+    policy = Clock if name == "clock" else Lrfu
+    return policy(layers, slots, device)

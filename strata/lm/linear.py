@@ -20,16 +20,24 @@ class Linear:
         self._packed = (
             weight.device.type == "cpu"
             and weight.dtype == torch.float32
-            and torch.backends.mkldnn.is_available()
+            and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         )
         if self._packed:
             weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
         self._weight = weight
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the product [R, out]."""
         if self._packed:
-            return torch.ops.mkldnn._linear_pointwise(x, self._weight, None, "none", [], "")
+            product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+                x, self._weight, None, "none", [], ""
+            )
+            return product
         return F.linear(x, self._weight)
+
+    def shares(self, tensor: torch.Tensor) -> bool:
+        """Return whether the weight is `tensor` itself, not a packed copy."""
+        return self._weight is tensor
 
     @property
     def nbytes(self) -> int:

@@ -41,7 +41,7 @@ class LanguageModel:
         return self.weights.mtp is not None
 
     def device_experts(self) -> torch.Tensor:
-        """Return every expert on the device [L * E, 3I, H], uploaded once; on a CPU the host copy."""
+        """Return every expert on the device [L * E, 3I, H], uploaded once (a CPU has them)."""
         if self._device_experts is None:
             self._device_experts = self.weights.experts.to(self.device)
         return self._device_experts

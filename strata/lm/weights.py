@@ -7,7 +7,7 @@ dimension, E experts a layer, I expert width, F dense width of the MTP layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -57,15 +57,21 @@ class Weights:
 
         A tied head that is packed for the CPU is a copy of the embedding and counts as one.
         """
-        return sum(_nbytes(part) for part in self._parts())
+        parts = [part for part in _leaves(self) if part is not self.experts]
+        tied = self.head.shares(self.embedding)
+        return sum(_nbytes(part) for part in parts if not (tied and part is self.head))
 
-    def _parts(self) -> Iterator[torch.Tensor | Linear]:
-        for layer in [*self.layers, *([self.mtp.attention] if self.mtp else [])]:
-            yield from (layer.norm, layer.qkv, layer.qk_norm, layer.out, layer.post_norm)
-        yield from (self.embedding, self.head, self.norm, *self.routers)
-        if self.mtp:
-            m = self.mtp
-            yield from (m.fc, m.norm_embedding, m.norm_hidden, m.gate_up, m.down, m.norm)
+
+def _leaves(part: object) -> Iterator[torch.Tensor | Linear]:
+    """Yield the tensors and products inside `part`."""
+    if isinstance(part, torch.Tensor | Linear):
+        yield part
+    elif isinstance(part, list | tuple):
+        for inner in part:
+            yield from _leaves(inner)
+    elif part is not None:
+        for field in fields(part):  # type: ignore[arg-type]
+            yield from _leaves(getattr(part, field.name))
 
 
 def _nbytes(part: torch.Tensor | Linear) -> int:
@@ -75,7 +81,7 @@ def _nbytes(part: torch.Tensor | Linear) -> int:
 def load_weights(
     checkpoint: Checkpoint, config: LMConfig, *, device: torch.device, dtype: torch.dtype
 ) -> Weights:
-    """Take every tensor the engine needs from `checkpoint`; experts land in (pinned) host memory."""
+    """Take every tensor the engine needs from `checkpoint`; experts land in host memory."""
     c = config
 
     def take(name: str, *shape: int) -> torch.Tensor:

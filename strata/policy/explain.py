@@ -17,7 +17,7 @@ from strata.policy.fingerprint import DRAFTER_FIELDS, FIELDS, Fingerprint, Mode
 from strata.policy.request import RingRequest, minimum_ring_cells, need_cells
 from strata.policy.resolve import ResolvedPolicy, resolve_policy, settle_policy
 from strata.policy.rules import choose_ring
-from strata.policy.search import obstacles, read_folders
+from strata.policy.search import read_folders
 from strata.policy.table import PolicyTable
 from strata.policy.table_file import load_table
 
@@ -122,7 +122,7 @@ def _reference_table(question: Question, environ: Mapping[str, str]) -> PolicyTa
     told, mode = question.told(), question.mode
     nearest = min(
         (item.table for item in found),
-        key=lambda table: len(obstacles(table, replace(table.fingerprint, **told), mode)),
+        key=lambda table: len(table.obstacles(replace(table.fingerprint, **told), mode)),
         default=None,
     )
     return nearest

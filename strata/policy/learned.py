@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from strata.policy.decision import Gain
 from strata.policy.request import RingRequest
-from strata.policy.search import obstacles
 from strata.policy.table import PolicyTable
 
 
@@ -100,7 +99,7 @@ def _difference(table: PolicyTable, request: RingRequest) -> str:
     """
     if request.fingerprint is None:
         return "the conditions of this session are not known"
-    clauses = [str(item) for item in obstacles(table, request.fingerprint, request.mode)]
+    clauses = [str(item) for item in table.obstacles(request.fingerprint, request.mode)]
     here = max(request.default_cells, request.minimum_cells)
     measured = max(table.default_ring_cells, request.minimum_cells)
     if here // request.page_cells != measured // request.page_cells:

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from strata import __version__
 from strata.errors import TableError
-from strata.policy.fingerprint import Difference, Fingerprint, Mode, compare
+from strata.policy.fingerprint import Fingerprint, Mode
 from strata.policy.table import PolicyTable
 from strata.policy.table_file import load_table
 
@@ -59,18 +58,6 @@ def read_folders(environ: Mapping[str, str]) -> tuple[list[FoundTable], list[str
     return found, broken
 
 
-def obstacles(table: PolicyTable, fingerprint: Fingerprint, mode: Mode) -> list[Difference]:
-    """Return what keeps `table` from applying to a session, beyond what it declares.
-
-    Of the engine the release counts; a label behind ``+`` names a build and is only recorded.
-    """
-    differing = compare(table.fingerprint, fingerprint, mode)
-    measured, here = (text.partition("+")[0] for text in (table.engine_version, __version__))
-    if measured != here:
-        differing.append(Difference(field="engine", table=measured, session=here))
-    return [item for item in differing if not _is_declared(table, item)]
-
-
 def find_table(
     environ: Mapping[str, str], fingerprint: Fingerprint, mode: Mode
 ) -> tuple[FoundTable | None, list[str]]:
@@ -81,16 +68,9 @@ def find_table(
     """
     found, broken = read_folders(environ)
     nearest = min(
-        found, key=lambda item: len(obstacles(item.table, fingerprint, mode)), default=None
+        found, key=lambda item: len(item.table.obstacles(fingerprint, mode)), default=None
     )
     return nearest, broken
-
-
-def _is_declared(table: PolicyTable, difference: Difference) -> bool:
-    return any(
-        declaration.field == difference.field and declaration.value == difference.session
-        for declaration in table.declarations
-    )
 
 
 def _json_files(folder: Path) -> Iterator[Path]:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from strata import __version__
 from strata.policy.decision import Gain
-from strata.policy.fingerprint import Fingerprint, Mode
+from strata.policy.fingerprint import Difference, Fingerprint, Mode, compare
 from strata.policy.tiers import Tier, tier_of
 
 Verdict = Literal["better", "equivalent", "worse", "undecided", "no evidence", "invalid"]
@@ -81,6 +82,18 @@ class PolicyTable:
             if entry.tier_cells == tier.name_cells and entry.mode == mode:
                 return tier, entry
         return tier, None
+
+    def obstacles(self, session: Fingerprint, mode: Mode) -> list[Difference]:
+        """Return what keeps the table from applying to a session, beyond what it declares.
+
+        Of the engine the release counts; a label behind ``+`` names a build and is only recorded.
+        """
+        differing = compare(self.fingerprint, session, mode)
+        measured, here = (text.partition("+")[0] for text in (self.engine_version, __version__))
+        if measured != here:
+            differing.append(Difference(field="engine", table=measured, session=here))
+        declared = {(item.field, item.value) for item in self.declarations}
+        return [item for item in differing if (item.field, item.session) not in declared]
 
     def describe_tiers(self) -> str:
         """Return the needs that the table covers, in words."""

@@ -1,0 +1,184 @@
+"""Lay out what `strata tune` prints: the progress bar, studies, measurements, verdicts."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from strata.cli.console import err, note
+
+if TYPE_CHECKING:
+    from strata.tuner import sweep
+    from strata.tuner.drive import Started
+    from strata.tuner.store import TrialStore
+    from strata.tuner.study import StudyRecord
+
+SPEED_PERIOD_S = 600.0
+LINES_WITHOUT_A_TERMINAL = 20
+
+
+class SweepBar:
+    """Shows how far a sweep is and how long it will take; a line now and then in a log file."""
+
+    def __init__(self) -> None:
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn("pairs"),
+            TimeElapsedColumn(),
+            TextColumn("elapsed,"),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=err,
+            disable=not err.is_terminal,
+            speed_estimate_period=SPEED_PERIOD_S,
+        )
+        self._started_s = time.monotonic()
+        self._start_pairs = 0
+
+    def __enter__(self) -> SweepBar:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Leave the bar as it is; safe to call twice."""
+        self._bar.stop()
+
+    def start(self, started: Started) -> None:
+        """Say which study starts and show the bar."""
+        study = started.study
+        note(
+            f"study {study.study} ({study.name}) on {study.device}, model "
+            f"{study.model_hash[:12]}, plan {study.plan_sha256[:12]}: "
+            f"{started.done_pairs} of {started.total_pairs} pairs are stored"
+        )
+        self._start_pairs = started.done_pairs
+        self._started_s = time.monotonic()
+        self._bar.start()
+        self._bar.add_task(study.name, total=started.total_pairs, completed=started.done_pairs)
+
+    def advance(self, progress: sweep.Progress) -> None:
+        """Count one pair; a failed one gets a line of its own."""
+        pair = progress.pair
+        where = f"tier {pair.tier_cells}, drafter {pair.mode}, ring {pair.arm_ring_cells}"
+        failed = [record for record in progress.records if record.kind != "ok"]
+        if failed:
+            note(f"{failed[0].kind} at {where}, {pair.passage}: {failed[0].message}")
+        if err.is_terminal:
+            self._bar.update(self._bar.task_ids[0], advance=1, description=where)
+            return
+        step = max(1, progress.total_pairs // LINES_WITHOUT_A_TERMINAL)
+        if progress.done_pairs % step == 0 or progress.done_pairs == progress.total_pairs:
+            done = f"{progress.done_pairs}/{progress.total_pairs} pairs"
+            note(f"{done}, {self._time_left(progress)} left; last: {where}")
+
+    def _time_left(self, progress: sweep.Progress) -> str:
+        elapsed_s = time.monotonic() - self._started_s
+        speed = progress.work_here / elapsed_s if elapsed_s > 0 else 0.0
+        if not speed:
+            return "unknown time"
+        seconds = round((progress.total_work - progress.done_work) / speed)
+        return f"{seconds // 60}:{seconds % 60:02d}"
+
+
+def study_table(store: TrialStore) -> Table:
+    """Return one row for each study of a database."""
+    from strata.tuner.sweep import count_pairs
+
+    grid = Table("study", "plan", "device", "model", "engine", "created", "pairs", box=SIMPLE_HEAD)
+    for study in store.studies():
+        done, total = count_pairs(study, store)
+        grid.add_row(
+            study.study,
+            study.name,
+            study.device,
+            study.model_hash[:12],
+            study.engine_version,
+            study.created_at,
+            f"{done}/{total}",
+        )
+    return grid
+
+
+def study_facts(store: TrialStore, study: StudyRecord) -> list[tuple[str, object]]:
+    """Return what is known of a study, as (name, value)."""
+    from strata.tuner.sweep import count_pairs
+
+    done, total = count_pairs(study, store)
+    names = (
+        "study", "name", "device", "kv_dtype", "engine_version", "engine_commit", "model_hash",
+        "plan_sha256", "protocol_sha256", "passages_sha256", "search_space_sha256",
+        "default_ring_cells", "created_at",
+    )  # fmt: skip
+    facts: list[tuple[str, object]] = [(name, getattr(study, name) or "-") for name in names]
+    return [*facts, ("pairs", f"{done} of {total}")]
+
+
+def measured_table(summary: dict[str, Any]) -> Table:
+    """Return what each ring measured, by tier and drafter."""
+    grid = Table(
+        "tier", "drafter", "ring", "pool", "rounds/s", "tok/s", "tok/round", "hits",
+        "gain over default", "passages", "failed",
+        title="measured (mean over passages, 95 % t interval of the paired gain)",
+        title_justify="left", box=SIMPLE_HEAD,
+    )  # fmt: skip
+    last: tuple[int, str] | None = None
+    for cell in summary["cells"]:
+        place = (cell["tier_cells"], cell["mode"])
+        if last is not None and place != last:
+            grid.add_section()
+        first = ("", "") if place == last else (cells_label(place[0]), place[1])
+        last = place
+        grid.add_row(
+            *first,
+            f"{cell['ring_cells']}{' (default)' if cell['is_default'] else ''}",
+            str(cell["pool_cells"]),
+            _number(cell["rounds_per_s"], "{:.1f}"),
+            _number(cell["tok_s"], "{:.1f}"),
+            _number(cell["tokens_per_round"], "{:.2f}"),
+            "-" if cell["hit_ratio"] is None else f"{cell['hit_ratio']:.1%}",
+            Text(_gain(cell)),
+            str(cell["passages"]),
+            str(cell["runs"] - cell["usable_runs"]),
+        )
+    return grid
+
+
+def cells_label(cells: int) -> str:
+    """Return a tier's name as people write it."""
+    return str(cells) if cells % 1_024 else f"{cells // 1_024}K"
+
+
+def _number(spread: dict[str, Any] | None, form: str) -> str:
+    return "-" if spread is None else form.format(spread["mean"])
+
+
+def _gain(cell: dict[str, Any]) -> str:
+    gain = cell["gain"]
+    if gain is None:
+        return "-"
+    text = f"{gain['mean']:+.1%}"
+    if gain["lower"] is not None and gain["upper"] is not None:
+        text += f" [{gain['lower']:+.1%}, {gain['upper']:+.1%}]"
+    return text + (" (A/A)" if cell["is_default"] else "")
