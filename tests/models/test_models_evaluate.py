@@ -1,0 +1,91 @@
+"""Evaluation ranks methods and policies by what they did not see."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from strata.models.decide import Rule
+from strata.models.evaluate import configurations, coverage, left_out_errors, summarise
+from strata.models.regret import regret
+from strata.models.simulate import Design, study
+
+DESIGN = Design(rings_cells=(256, 1_024, 8_192), search_passages=4)
+
+
+def priced_round(tier: int, mode: str, ring: int) -> float:
+    depth = tier + 64
+    missed = max(0, depth - min(ring, tier + 144))
+    return 2e-3 + 5e-4 * (mode == "on") + 1e-7 * depth + 4e-7 * missed
+
+
+@pytest.fixture(scope="module")
+def frame() -> pd.DataFrame:
+    return study(3, DESIGN, priced_round)
+
+
+@pytest.mark.parametrize("axis", ["depth_cells", "pool_cells"])
+def test_physics_beats_interpolation_on_planted_physics(frame: pd.DataFrame, axis: str) -> None:
+    errors = left_out_errors(frame, axis)  # type: ignore[arg-type]
+    table = summarise(errors).set_index("method")
+    assert table["configurations"].nunique() == 1
+    error = table["mean_abs_error"]
+    assert error["cost model"] < error["linear interpolation"] < error["nearest neighbour"]
+    assert error["cost model"] < 0.02
+    assert table.loc["cost model", "rank_correlation"] > 0.95
+    if axis == "depth_cells":
+        assert set(errors["depth_cells"]) == {1_024, 2_048}  # interior ones only
+
+
+def test_interpolation_is_exact_on_a_straight_line() -> None:
+    quiet = Design(rings_cells=(256, 1_024), passage_sd=0.0, run_sd=0.0)
+    frame = study(0, quiet, lambda tier, mode, ring: 1e-3 + 1e-6 * tier)
+    table = summarise(left_out_errors(frame, "depth_cells")).set_index("method")
+    assert table.loc["linear interpolation", "mean_abs_error"] == pytest.approx(0, abs=1e-9)
+
+
+def test_nothing_interior_leaves_nothing_to_judge() -> None:
+    frame = study(0, Design(tiers_cells=(512, 1_024), rings_cells=(512, 1_024)))
+    assert left_out_errors(frame, "depth_cells").empty
+    assert summarise(left_out_errors(frame, "pool_cells")).empty
+
+
+def test_configurations_average_passages_and_not_runs(frame: pd.DataFrame) -> None:
+    table = configurations(frame)
+    assert len(table) == 4 * 2 * 3
+    row = table[(table["depth_cells"] == 512) & (table["mode"] == "off")]
+    row = row[row["ring_cells"] == 256].iloc[0]
+    mine = frame[(frame["depth_cells"] == 512) & (frame["mode"] == "off")]
+    mine = mine[mine["ring_cells"] == 256]
+    logs = np.log(1 / mine["rounds_per_s"]).groupby(mine["passage"]).mean()
+    assert row["round_s"] == pytest.approx(np.exp(logs.mean()))
+
+
+def test_coverage_counts_one_draw_a_passage_and_mode() -> None:
+    small = Design(tiers_cells=(512, 2_048), rings_cells=(256, 1_024), search_passages=4)
+    found = coverage(study(5, small, priced_round))
+    assert found.draws == 2 * 4 * 2
+    assert found.hits >= 11
+    assert found.p_value > 0.01
+
+
+def test_regret_tells_good_policies_from_bad_ones(frame: pd.DataFrame) -> None:
+    table = regret(frame, Rule(), 1_024, halvings=4).set_index("policy")
+    assert table.loc["fixed 8192", "mean_pct"] == pytest.approx(0, abs=1)
+    assert table.loc["fixed 256", "mean_pct"] > table.loc["fixed 1024", "mean_pct"] > 5
+    assert table.loc["cost model", "mean_pct"] < 1
+    for policy in ("learned", "depth", "adapt", "need", "fit"):
+        assert policy in table.index
+    assert (table["worst_pct"] >= table["mean_pct"]).all()
+
+
+def test_a_ring_that_was_not_measured_has_no_regret() -> None:
+    design = Design(tiers_cells=(4_096,), rings_cells=(256, 1_024, 2_048), search_passages=4)
+    frame = study(3, design, priced_round)
+    rings = {256: 256, 1_024: 1_024, 2_048: 3_008}
+    frame["ring_cells"] = frame["ring_cells"].map(rings)
+    table = regret(frame, Rule(), 1_024, halvings=2).set_index("policy")
+    assert table.loc["depth", "not_measured"] == 0  # the cap, which was measured
+    early = frame.assign(depth_cells=2_048)
+    table = regret(early, Rule(), 1_024, halvings=2).set_index("policy")
+    assert table.loc["depth", "not_measured"] == 2  # 2,192 cells, which was not
+    assert np.isnan(table.loc["depth", "mean_pct"])
