@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from strata.cli import session_options as opt
 from strata.cli.console import fail_cleanly, needs_extra, note, say, show_table, warn
 from strata.cli.policy_view import (
     backtest_notes,
@@ -16,12 +17,13 @@ from strata.cli.policy_view import (
     table_entries,
     table_facts,
 )
-from strata.config import DEFAULT_MAX_NEW, MAX_DRAFTS, Selection
+from strata.cli.tune import DATABASE_NAME, DEFAULT_OUT
+from strata.config import DEFAULT_MAX_NEW, PAGE_CELLS, Victims
 from strata.errors import TableError, UsageError
 from strata.policy import load_table, parse_resident, save_table, user_folder
 from strata.policy.explain import Question, explain_ring
 from strata.policy.table_file import read_document
-from strata.units import parse_bytes, parse_cells
+from strata.units import parse_cells
 
 if TYPE_CHECKING:
     from strata.tuner.store import TrialStore
@@ -68,59 +70,72 @@ def explain(
         typer.Option(
             "--policy",
             "--kv-ring-policy",
-            help="fixed, depth, adapt or learned; unset asks the environment.",
+            metavar="NAME",
+            help="fixed, depth, adapt or learned; unset asks STRATA_KV_RING_POLICY.",
         ),
     ] = None,
-    spec: Annotated[
-        str | None, typer.Option(metavar="N|auto", help="Drafts a round; 0 is off.")
-    ] = None,
-    kv_resident: Annotated[
-        str | None, typer.Option(metavar="CELLS|auto", help="The cap; 0 is the whole context.")
-    ] = None,
-    kv_ring_default: Annotated[
-        str | None, typer.Option(metavar="CELLS", help="The default ring.")
-    ] = None,
-    max_new: Annotated[int, typer.Option(min=1, help="New tokens.")] = DEFAULT_MAX_NEW,
     table: Annotated[
         str | None,
-        typer.Option("--table", "--kv-ring-table", metavar="FILE", help="Table for learned."),
+        typer.Option(
+            "--table", "--kv-ring-table", metavar="FILE", help="Policy table for `learned`."
+        ),
     ] = None,
-    kv_page: Annotated[int | None, typer.Option(min=1, help="Cells a page.")] = None,
-    kv_select: Annotated[
-        str | None, typer.Option(metavar="CELLS|depth/N", help="Cells a row reads; 0 is all.")
-    ] = None,
-    kv_evict: Annotated[str | None, typer.Option(metavar="clock|lrfu", help="Victims.")] = None,
-    mtp_window: Annotated[
-        str | None, typer.Option(metavar="CELLS|auto", help="Cells the drafter reads; 0 is all.")
-    ] = None,
-    vram_budget: Annotated[str | None, typer.Option(metavar="BYTES", help="Budget.")] = None,
-    max_context: Annotated[
-        str | None, typer.Option(metavar="CELLS", help="Max context of a served conversation.")
-    ] = None,
+    max_new: Annotated[int, typer.Option(help="New tokens at most.")] = DEFAULT_MAX_NEW,
     device: Annotated[
         str, typer.Option(metavar="auto|cuda|cpu", help="Whose default ring to assume.")
     ] = "auto",
+    kv_resident: opt.KvResident = None,
+    kv_ring_default: opt.KvRingDefault = None,
+    kv_evict: Annotated[
+        Victims | None, typer.Option(help="Whose slot a missing page takes.")
+    ] = None,
+    kv_select: Annotated[
+        str | None, typer.Option(metavar="CELLS|depth/N", help="Cells a row reads; 0 is all.")
+    ] = None,
+    kv_page: Annotated[int | None, typer.Option(metavar="CELLS", help="Cells of a page.")] = None,
+    vram_budget: opt.VramBudget = None,
+    max_context: opt.MaxContext = None,
+    spec: opt.Spec = None,
+    no_mtp: opt.NoMtp = False,
+    mtp_window: Annotated[
+        str | None, typer.Option(metavar="CELLS|auto", help="Cells the drafter reads; 0 is all.")
+    ] = None,
 ) -> None:
     """Print the ring that a session would get, with the line it would print, and why.
 
     It asks the functions that a session asks. No model is loaded: what only a model could tell
     is assumed, or taken from the table, and said.
     """
+    config = opt.session_config(
+        kv_resident=kv_resident,
+        kv_ring_default=kv_ring_default,
+        kv_ring_policy=policy,
+        kv_ring_table=table,
+        kv_evict=kv_evict or "clock",
+        kv_select="0" if kv_select is None else kv_select,
+        kv_page=PAGE_CELLS if kv_page is None else kv_page,
+        vram_budget=vram_budget,
+        max_context=max_context,
+        spec=spec,
+        no_mtp=no_mtp,
+        mtp_window="auto" if mtp_window is None else mtp_window,
+    )
+    window = config.spec.window_cells
     question = Question(
-        depth_cells=_cells(depth, "--depth", at_least=1),
+        depth_cells=parse_cells(depth, name="--depth"),
         max_new=max_new,
-        policy=policy,
-        table=table,
-        kv_resident=parse_resident(kv_resident),
-        ring_default_cells=_optional_cells(kv_ring_default, "--kv-ring-default"),
-        max_context_cells=_optional_cells(max_context, "--max-context", at_least=1),
+        policy=config.policy,
+        table=config.table,
+        kv_resident=config.kv.resident_cells,
+        ring_default_cells=config.kv.ring_default_cells,
+        max_context_cells=config.max_context_cells,
         device_kind=_device_kind(device, needed=kv_ring_default is None),
-        spec=_drafts(spec),
+        spec=config.spec.drafts,
         page_cells=kv_page,
-        select=None if kv_select is None else str(Selection.parse(kv_select)),
-        mtp_window=_window(mtp_window),
-        victims=None if kv_evict is None else _choice(kv_evict, "--kv-evict", ("clock", "lrfu")),
-        vram_budget_bytes=_budget(vram_budget),
+        select=None if kv_select is None else str(config.kv.selection),
+        mtp_window=None if mtp_window is None else "auto" if window is None else window,
+        victims=kv_evict,
+        vram_budget_bytes=config.vram_budget_bytes,
     )
     explanation = explain_ring(question, os.environ)
     warn(explanation.warnings)
@@ -132,7 +147,9 @@ def explain(
 @app.command()
 @fail_cleanly()
 def export(
-    db: Annotated[Path, typer.Option(metavar="FILE", help="A trial database of strata tune.")],
+    db: Annotated[
+        Path, typer.Option(metavar="FILE", help="A trial database of strata tune.")
+    ] = DEFAULT_OUT / DATABASE_NAME,
     study: Annotated[
         str | None,
         typer.Option(metavar="KEY|NAME", help="The study; may be left out where there is one."),
@@ -177,7 +194,7 @@ def backtest(
         from strata.models.backtest_rows import read_rows
     settings = Settings(
         kv_resident_cells=parse_resident(kv_resident),
-        ring_default_cells=_cells(kv_ring_default, "--kv-ring-default"),
+        ring_default_cells=parse_cells(kv_ring_default, name="--kv-ring-default"),
         max_new=max_new,
     )
     result = run_backtest(read_rows(file), settings)
@@ -194,48 +211,11 @@ def _only_study(store: TrialStore) -> str:
     return studies[0].study
 
 
-def _cells(text: str, name: str, *, at_least: int = 0) -> int:
-    cells = parse_cells(text, name=name)
-    if cells < at_least:
-        raise UsageError(f"{name}: {text!r} is below {at_least}")
-    return cells
-
-
-def _optional_cells(text: str | None, name: str, *, at_least: int = 0) -> int | None:
-    return None if text is None else _cells(text, name, at_least=at_least)
-
-
-def _drafts(text: str | None) -> int | Literal["auto"] | None:
-    if text is None:
-        return None
-    word = text.strip().lower()
-    if word == "auto":
-        return "auto"
-    if not word.isdecimal() or int(word) > MAX_DRAFTS:
-        raise UsageError(f"--spec: {text!r} is neither auto nor a number from 0 to {MAX_DRAFTS}")
-    return int(word)
-
-
-def _window(text: str | None) -> int | Literal["auto"] | None:
-    if text is not None and text.strip().lower() == "auto":
-        return "auto"
-    return _optional_cells(text, "--mtp-window")
-
-
-def _budget(text: str | None) -> int | None:
-    return None if text is None else parse_bytes(text, name="--vram-budget")
-
-
-def _choice(text: str, name: str, choices: tuple[str, ...]) -> str:
-    if text not in choices:
-        raise UsageError(f"{name}: {text!r} is none of {', '.join(choices)}")
-    return text
-
-
 def _device_kind(text: str, *, needed: bool) -> str:
-    kind = _choice(text, "--device", ("auto", "cuda", "cpu"))
-    if kind != "auto" or not needed:
-        return "cuda" if kind == "auto" else kind
+    if text not in ("auto", "cuda", "cpu"):
+        raise UsageError(f"--device: {text!r} is none of auto, cuda, cpu")
+    if text != "auto" or not needed:
+        return "cpu" if text == "cpu" else "cuda"
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"

@@ -10,8 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from strata.config import DEFAULT_MAX_NEW, DEFAULT_RING_CELLS, PAGE_CELLS, Selection
+from strata.config import (
+    DEFAULT_MAX_NEW,
+    DEFAULT_RING_CELLS,
+    MAX_DRAFTS,
+    PAGE_CELLS,
+    Selection,
+)
 from strata.env import KV_RING_TABLE, read_text
+from strata.errors import UsageError
 from strata.policy.decision import RingDecision
 from strata.policy.fingerprint import DRAFTER_FIELDS, FIELDS, Fingerprint, Mode
 from strata.policy.request import RingRequest, minimum_ring_cells, need_cells
@@ -21,6 +28,7 @@ from strata.policy.search import read_folders
 from strata.policy.table import PolicyTable
 from strata.policy.table_file import load_table
 
+MAX_PAGE_CELLS = 1_024
 UNKNOWN = "unknown"
 _DTYPE = {"cuda": "bfloat16", "cpu": "float32"}
 
@@ -49,6 +57,19 @@ class Question:
         """Return whether the session drafts; it does unless told otherwise."""
         return "off" if self.spec == 0 else "on"
 
+    def check(self) -> None:
+        """Raise UsageError where a session would refuse the same switches."""
+        if self.depth_cells < 1:
+            raise UsageError(f"--depth: {self.depth_cells} cells are no prompt; name at least one")
+        if self.max_new < 1:
+            raise UsageError(f"--max-new: {self.max_new} is not a number of new tokens from 1 up")
+        if self.page_cells is not None and not 1 <= self.page_cells <= MAX_PAGE_CELLS:
+            raise UsageError(f"--kv-page: {self.page_cells} is outside 1 to {MAX_PAGE_CELLS} cells")
+        if self.spec not in (None, "auto") and not 0 <= int(self.spec) <= MAX_DRAFTS:
+            raise UsageError(f"--spec: {self.spec} is outside 0 to {MAX_DRAFTS}")
+        if self.mtp_window not in (None, "auto") and int(self.mtp_window) < 0:
+            raise UsageError(f"--mtp-window: {self.mtp_window} is negative; 0 reads everything")
+
     def told(self) -> dict[str, Any]:
         """Return the fields of a fingerprint that were told."""
         names = ("page_cells", "select", "spec", "mtp_window", "victims", "vram_budget_bytes")
@@ -74,6 +95,7 @@ class Explanation:
 
 def explain_ring(question: Question, environ: Mapping[str, str]) -> Explanation:
     """Return the ring that a session under `question` would get; raise what the session would."""
+    question.check()
     policy, _, _ = settle_policy(question.policy, environ)
     table = _reference_table(question, environ) if policy == "learned" else None
     fingerprint, assumptions = _assume_fingerprint(question, table)
@@ -91,11 +113,13 @@ def explain_ring(question: Question, environ: Mapping[str, str]) -> Explanation:
     page = fingerprint.page_cells
     need = need_cells(prompt_cells=question.depth_cells, max_new=question.max_new, page_cells=page)
     selection = Selection.parse(fingerprint.select)
-    shared = need if fingerprint.context == "own" else fingerprint.context
+    max_context = need if fingerprint.context == "own" else fingerprint.context
+    if max_context < need:
+        raise UsageError(f"--max-context: {max_context} cells are fewer than the {need} needed")
     request = RingRequest(
         policy=resolved.policy,
         need_cells=need,
-        max_context_cells=max(need, shared),
+        max_context_cells=max_context,
         page_cells=page,
         minimum_cells=minimum_ring_cells(selection, need_cells=need, page_cells=page),
         default_cells=default,

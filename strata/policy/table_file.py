@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from strata.errors import TableError
+from strata.files import write_whole
 from strata.policy.table import PolicyTable
 from strata.policy.table_document import from_document, to_document
 
@@ -67,19 +66,10 @@ def save_table(table: PolicyTable, path: str | Path) -> Path:
     """
     path = Path(path)
     text = dump_table(table)
-    beside: str | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-            os.fchmod(file.fileno(), 0o666 & ~_umask())
-        Path(beside).replace(path)
+        write_whole(path, text.encode())
     except OSError as error:
-        if beside is not None:
-            Path(beside).unlink(missing_ok=True)
         why = error.strerror or str(error)
         raise TableError(f"policy table {path} could not be written: {why}") from error
     return path
@@ -87,9 +77,3 @@ def save_table(table: PolicyTable, path: str | Path) -> Path:
 
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no JSON number")
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

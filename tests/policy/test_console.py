@@ -44,10 +44,10 @@ def test_a_closed_pipe_ends_without_a_word(capfd, monkeypatch):
 
 def test_long_sentences_and_markup_are_printed_as_they_are(capsys):
     say("[bold]" + "x" * 300)
-    warn(["a\nb", "[c]"])
+    warn(["a\nb", "[c] :x:"])
     captured = capsys.readouterr()
     assert captured.out == "[bold]" + "x" * 300 + "\n"
-    assert captured.err == "warning: a b\nwarning: [c]\n"
+    assert captured.err == "warning: a b\nwarning: [c] :x:\n"
 
 
 def test_a_missing_extra_is_named():
