@@ -11,12 +11,16 @@ differ by right (tokens never may); such a pair is compared by tok/s and says so
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from strata.errors import UsageError
+
+Run = dict[str, Any]
 
 KINDS = ("ok", "out of memory", "crash", "timeout", "wrong output", "unstable", "interrupted")
 ARMS = ("default", "arm")
@@ -81,7 +85,12 @@ def pair_table(frame: pd.DataFrame) -> pd.DataFrame:
 
     `log_ratio` is NaN unless `kind` is ``ok``; `failed_arm` names the arm whose run failed.
     """
-    rows = [_pair_row(runs) for _, runs in checked(frame).groupby("pair_id", sort=True)]
+    clean = checked(frame)
+    clean["_window"] = effective_window_cells(clean)
+    pairs: dict[str, list[Run]] = defaultdict(list)
+    for run in clean.to_dict("records"):
+        pairs[str(run["pair_id"])].append(run)
+    rows = [_pair_row(runs) for runs in pairs.values()]
     table = pd.DataFrame(rows, columns=list(PAIR_COLUMNS))
     order = ["tier_cells", "mode", "ring_cells", "split", "passage", "pair_id"]
     return table.sort_values(order, kind="stable", ignore_index=True)
@@ -113,47 +122,45 @@ def failure_counts(pairs: pd.DataFrame) -> pd.DataFrame:
     return failed.groupby(keys, sort=True).size().rename("num_pairs").reset_index()
 
 
-def _pair_row(runs: pd.DataFrame) -> dict[str, object]:
+def _pair_row(runs: list[Run]) -> dict[str, object]:
     """Turn the runs of one pair, in order, into its row."""
-    arms = {arm: runs[runs["arm"] == arm] for arm in ARMS}
-    shown = arms["arm"] if len(arms["arm"]) else runs
+    arms = {arm: [run for run in runs if run["arm"] == arm] for arm in ARMS}
     kind, failed_arm = _pair_kind(runs, arms)
-    first = shown.iloc[0]
-    defaults = arms["default"]["ring_cells"]
+    first = (arms["arm"] or runs)[0]
     row: dict[str, object] = {
         name: first[name]
-        for name in ("tier_cells", "mode", "ring_cells", "split", "passage", "depth_cells")
-    }
-    row |= {"pair_id": first["pair_id"], "worker": first["worker"], "kind": kind}
-    row["default_ring_cells"] = defaults.iloc[0] if len(defaults) else -1
-    row["failed_arm"] = failed_arm
+        for name in (
+            "tier_cells", "mode", "ring_cells", "split", "passage", "depth_cells", "pair_id",
+            "worker",
+        )
+    }  # fmt: skip
+    row |= {"kind": kind, "failed_arm": failed_arm}
+    row["default_ring_cells"] = arms["default"][0]["ring_cells"] if arms["default"] else -1
     row["measure"] = measure = "rounds_per_s" if _one_window(runs) else "tok_s"
     row["log_ratio"] = np.nan
     if kind == "ok":
-        speed = {arm: float(np.log(arms[arm][measure]).mean()) for arm in ARMS}
-        row["log_ratio"] = speed["arm"] - speed["default"]
+        speed = {arm: np.mean([np.log(run[measure]) for run in arms[arm]]) for arm in ARMS}
+        row["log_ratio"] = float(speed["arm"] - speed["default"])
     return row
 
 
-def _pair_kind(runs: pd.DataFrame, arms: dict[str, pd.DataFrame]) -> tuple[str, str]:
+def _pair_kind(runs: list[Run], arms: dict[str, list[Run]]) -> tuple[str, str]:
     """Return the kind of a pair and the arm at fault (empty where none is)."""
-    failed = runs[runs["kind"] != "ok"]
-    if len(failed):
-        worst = failed.iloc[0]
-        return str(worst["kind"]), str(worst["arm"])
-    if not all(len(part) for part in arms.values()):
-        return "incomplete", ""
-    if arms["arm"]["position"].mean() != arms["default"]["position"].mean():
+    for run in runs:
+        if run["kind"] != "ok":
+            return str(run["kind"]), str(run["arm"])
+    places = {arm: [run["position"] for run in part] for arm, part in arms.items()}
+    if not all(places.values()) or np.mean(places["arm"]) != np.mean(places["default"]):
         return "incomplete", ""  # drift would not cancel
     same = ("token_hash", "tokens", *(("rounds",) if _one_window(runs) else ()))
-    if any(runs[name].nunique(dropna=False) > 1 for name in same):
+    if any(len({run[name] for run in runs}) > 1 for name in same):
         return "wrong output", ""
     return "ok", ""
 
 
-def _one_window(runs: pd.DataFrame) -> bool:
+def _one_window(runs: list[Run]) -> bool:
     """Return whether the runs of a pair draft from the same cells, so that rounds must agree."""
-    return bool(runs["mode"].iloc[0] == "off" or effective_window_cells(runs).nunique() == 1)
+    return runs[0]["mode"] == "off" or len({run["_window"] for run in runs}) == 1
 
 
 def _enumeration_problems(frame: pd.DataFrame) -> list[str]:
