@@ -95,13 +95,24 @@ def _difference(table: PolicyTable, request: RingRequest) -> str:
     """Return what keeps the table from applying, in words; empty where nothing does.
 
     A gain is over the default ring that the table was measured against, so a session with
-    another default ring has no evidence either.
+    another default ring has no evidence either. Two defaults that hold the whole context are one.
     """
     if request.fingerprint is None:
         return "the conditions of this session are not known"
     clauses = [str(item) for item in table.obstacles(request.fingerprint, request.mode)]
-    here = max(request.default_cells, request.minimum_cells)
-    measured = max(table.default_ring_cells, request.minimum_cells)
-    if here // request.page_cells != measured // request.page_cells:
-        clauses.append(f"default_ring is {table.default_ring_cells} in the table and {here} here")
+    here, measured = (
+        _default_pages(cells, request)
+        for cells in (request.default_cells, table.default_ring_cells)
+    )
+    if here != measured:
+        clauses.append(
+            f"default_ring is {table.default_ring_cells} in the table and "
+            f"{request.default_cells} here"
+        )
     return "; ".join(clauses)
+
+
+def _default_pages(cells: int, request: RingRequest) -> int:
+    """Return the pages that a default ring of `cells` reserves in this session."""
+    reserved = min(max(cells, request.minimum_cells), request.max_context_cells)
+    return reserved // request.page_cells

@@ -13,6 +13,7 @@ from strata.errors import TableError, UsageError
 from strata.policy import (
     POLICIES,
     choose_ring,
+    differences,
     resolve_policy,
     save_table,
     search_folders,
@@ -195,3 +196,14 @@ def test_folders():
     assert user_folder({}).is_absolute()
     assert search_folders(home)[0] == user_folder(home)
     assert shipped_folder().name == "policies"
+
+
+def test_differences_are_one_clause_each():
+    other = dataclasses.replace(FINGERPRINT, spec=2, vram_budget_bytes=4, model_hash="b" * 64)
+    assert differences(FINGERPRINT, FINGERPRINT) == []
+    assert differences(FINGERPRINT, other) == [
+        "model_hash is aaaaaaaaaaaa... in the table and bbbbbbbbbbbb... here",
+        "spec is 1 in the table and 2 here",
+        "vram_budget_bytes is unset in the table and 4 here",
+    ]
+    assert len(differences(FINGERPRINT, other, "off")) == 2

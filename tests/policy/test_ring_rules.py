@@ -237,6 +237,14 @@ def test_learned_names_another_engine_and_another_default_ring():
     assert "default_ring is 32768 in the table and 16384 here" in decision.warnings[0]
 
 
+def test_default_rings_that_hold_the_whole_context_are_one():
+    """Under a budget the default handed in is what fits, at most the max context."""
+    table = make_table(entries=(make_entry(1_024, "on", 64),))
+    request = make_request(1_024, policy="learned", table=table, default_cells=1_296)
+    decision = choose_ring(request)
+    assert (decision.ring_cells, decision.warnings) == (64, ())
+
+
 def test_a_build_label_of_the_same_release_does_not_count():
     table = make_table(engine_version=f"{__version__}+1f2e3d4c")
     assert choose_ring(make_request(policy="learned", table=table)).warnings == ()
