@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strata.policy.decision import Gain
-from strata.policy.request import RingRequest
+from strata.policy.request import RingRequest, round_down, round_up
 from strata.policy.table import PolicyTable
 
 
@@ -114,5 +114,6 @@ def _difference(table: PolicyTable, request: RingRequest) -> str:
 
 def _default_pages(cells: int, request: RingRequest) -> int:
     """Return the pages that a default ring of `cells` reserves in this session."""
-    reserved = min(max(cells, request.minimum_cells), request.max_context_cells)
-    return reserved // request.page_cells
+    page = request.page_cells
+    reserved = max(round_down(cells, page), round_up(request.minimum_cells, page))
+    return min(reserved, round_up(request.max_context_cells, page)) // page
