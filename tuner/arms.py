@@ -161,11 +161,6 @@ class ArmGrid:
                 min_decode_s=self.plan.measure.min_decode_s,
             )
 
-    def passages(self) -> tuple[str, ...]:
-        """Return the name of every passage the plan reads."""
-        seeds = self.plan.passages.search + self.plan.passages.fresh
-        return tuple(f"{tier}:{seed}" for tier in self.plan.grid.tiers for seed in seeds)
-
     def sha256(self) -> str:
         """Return the hash of the search space: its arms and the default they are held against."""
         arms = [[arm.tier_cells, arm.mode, arm.ring_cells] for arm in self.arms()]

@@ -179,6 +179,11 @@ class Plan(_Section):
         page = self.session.page
         return -(-self.session.context // page) * page
 
+    def passage_names(self) -> tuple[str, ...]:
+        """Return every passage that the plan reads, as ``CELLS:SEED``."""
+        seeds = self.passages.search + self.passages.fresh
+        return tuple(f"{tier}:{seed}" for tier in self.grid.tiers for seed in seeds)
+
     def canonical(self) -> str:
         """Return the plan as sorted, compact JSON: the text that is hashed."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))

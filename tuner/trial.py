@@ -51,6 +51,9 @@ class StrataEngine:
         os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         import torch
 
+        import strata.passages
+        import strata.session  # noqa: F401
+
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
         if self._device == "cpu" or (self._device == "auto" and not torch.cuda.is_available()):

@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import IO, Any, Protocol
@@ -100,7 +101,7 @@ def _in_fork(work: Callable[[], None], emit: Emit, timeout_s: float | None) -> N
             work()
             status = 0
         except BaseException as error:  # the fork must never return into the server
-            sys.stderr.write(f"trial process: {type(error).__name__}: {error}\n")
+            traceback.print_exception(error)
         finally:
             sys.stderr.flush()
             os._exit(status)

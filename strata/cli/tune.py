@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -22,10 +22,11 @@ DATABASE_NAME = "strata.duckdb"
 class _SweepByDefault(TyperGroup):
     """Takes `strata tune quick --resume` for `strata tune sweep quick --resume`."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
             args = ["sweep", *args]
-        return super().parse_args(ctx, args)
+        parsed: list[str] = super().parse_args(ctx, args)
+        return parsed
 
 
 app = typer.Typer(

@@ -1,0 +1,111 @@
+"""From the trials of a study to its policy table, through the cost model's decision rule."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from strata.errors import StoreError
+from strata.policy.fingerprint import Fingerprint
+from strata.policy.table import PolicyTable
+from strata.policy.tiers import make_tiers
+from strata.tuner.store import TrialStore
+from strata.tuner.study import StudyRecord
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+OTHER_TOKENS = "the drafter changed the tokens: {here} with it, {plain} without"
+
+
+def conclude(store: TrialStore, study: StudyRecord) -> PolicyTable:
+    """Return the table of a study, every entry decided; raise StoreError where it has no trial."""
+    from strata.models.export import TableFacts, build_table
+
+    frame = judged(store.frame(study.study))
+    if frame.empty:
+        raise StoreError(f"study {study.study} ({study.name}) holds no trial yet")
+    plan = study.read_plan()
+    facts = TableFacts(
+        fingerprint=fingerprint(study),
+        tiers=make_tiers(plan.grid.tiers),
+        default_ring_cells=study.default_ring_cells,
+        margin_ratio=plan.decision.margin,
+        confidence=plan.decision.confidence,
+        engine_version=study.engine_version.partition("+")[0],
+        engine_commit=study.engine_commit,
+        environment={**study.environment, "engine_build": study.engine_version},
+        provenance={
+            "study": study.study,
+            "plan_sha256": study.plan_sha256,
+            "protocol_sha256": study.protocol_sha256,
+            "passages_sha256": study.passages_sha256,
+            "measured_from": str(frame["started_at"].min()),
+            "measured_to": str(frame["started_at"].max()),
+        },
+    )
+    return build_table(frame, facts)
+
+
+def fingerprint(study: StudyRecord) -> Fingerprint:
+    """Return the conditions that a session must share for the study's table to speak of it."""
+    session = study.read_plan().session
+    return Fingerprint(
+        device=study.device,
+        model_hash=study.model_hash,
+        kv_dtype=study.kv_dtype,
+        page_cells=session.page,
+        select=session.select,
+        spec=session.drafts,
+        mtp_window=session.mtp_window,
+        victims=session.victims,
+        vram_budget_bytes=session.vram_budget,
+        context=session.context,
+    )
+
+
+def judged(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the trials with one more check: a drafter must not change a passage's tokens.
+
+    A pair is checked within itself when it runs. Whether drafting gave what plain decoding gives
+    is known only when both were measured, in whatever order; so it is a view and not a column.
+    """
+    plain = frame[(frame["mode"] == "off") & (frame["kind"] == "ok")]
+    reference = plain.groupby("passage")["token_hash"].first()
+    wanted = frame["passage"].map(reference)
+    wrong = (
+        (frame["mode"] == "on")
+        & (frame["kind"] == "ok")
+        & wanted.notna()
+        & (frame["token_hash"] != wanted)
+    )
+    checked = frame.copy()
+    for row in frame.index[wrong]:
+        checked.loc[row, "kind"] = "wrong output"
+        checked.loc[row, "message"] = OTHER_TOKENS.format(
+            here=frame.loc[row, "token_hash"][:12], plain=wanted[row][:12]
+        )
+    return checked
+
+
+def usage_line(study: StudyRecord, table_path: str) -> str:
+    """Return the command that generates under the study's conditions with its table."""
+    plan = study.read_plan()
+    session = plan.session
+    words = ["strata generate --kv-ring-policy learned", f"--kv-ring-table {table_path}"]
+    if plan.model != "bundled":
+        words.append(f"--model {plan.model}")
+    words.append(f"--spec {session.drafts}")
+    if session.mtp_window != "auto":
+        words.append(f"--mtp-window {session.mtp_window}")
+    if session.select != "0":
+        words.append(f"--kv-select {session.select}")
+    if session.victims != "clock":
+        words.append(f"--kv-evict {session.victims}")
+    if session.page != 16:
+        words.append(f"--kv-page {session.page}")
+    if session.vram_budget is not None:
+        words.append(f"--vram-budget {session.vram_budget}")
+    if session.context != "own":
+        words.append(f"--max-context {session.context}")
+    seed = (plan.passages.search + plan.passages.fresh)[-1]
+    return " ".join([*words, f"--passage {plan.grid.tiers[-1]}:{seed}"])

@@ -1,0 +1,77 @@
+"""Run a plan from start to end: describe the engine, name the study, sweep it into a store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from strata.errors import UsageError
+from strata.tuner.arms import lay_grid
+from strata.tuner.environment import EngineFacts
+from strata.tuner.plan import Plan
+from strata.tuner.runner import ProcessRunner, server_command
+from strata.tuner.store import TrialStore
+from strata.tuner.study import StudyRecord, create_study
+from strata.tuner.sweep import Progress, count_pairs, refuse_repeat, sweep
+
+STUDY_FOLDER = "{name}-{study}"
+TABLE_NAME = "ring-policy.json"
+REPORT_NAME = "report.html"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A study that is about to be measured."""
+
+    study: StudyRecord
+    done_pairs: int
+    total_pairs: int
+
+
+def run_plan(
+    plan: Plan,
+    store: TrialStore,
+    *,
+    device: str,
+    resume: bool,
+    where: str,
+    log: Path,
+    on_start: Callable[[Started], None],
+    on_pair: Callable[[Progress], None],
+) -> StudyRecord:
+    """Measure what `store` lacks of a plan and return the study; the pairs are stored one by one.
+
+    `where` is the store's name for messages, `log` takes what the trial processes write. Raises
+    StrataError for what cannot be run, KeyboardInterrupt passes through with every child ended.
+    """
+    with ProcessRunner(server_command(model=plan.model, device=device), log=log) as runner:
+        facts = runner.describe(plan.passage_names())
+        study = new_study(plan, facts)
+        refuse_repeat(study, store, resume=resume, where=where)
+        store.add_study(study)
+        done, total = count_pairs(study, store)
+        on_start(Started(study=study, done_pairs=done, total_pairs=total))
+        sweep(study, store, runner, facts, on_pair=on_pair)
+    return study
+
+
+def new_study(plan: Plan, facts: EngineFacts) -> StudyRecord:
+    """Return the study that a plan is on an engine; raise UsageError where it cannot be one."""
+    grid = lay_grid(
+        plan,
+        device_default_cells=facts.default_ring_cells,
+        max_positions=facts.max_positions,
+    )
+    if "on" in plan.grid.modes and not facts.has_mtp:
+        raise UsageError(
+            f"plan {plan.name}: the model has no MTP layer to draft with; set modes = ['off']"
+        )
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return create_study(grid, facts, created_at=now)
+
+
+def study_folder(out: Path, study: StudyRecord) -> Path:
+    """Return the folder for what a study leaves behind."""
+    return out / STUDY_FOLDER.format(name=study.name, study=study.study)

@@ -1,0 +1,101 @@
+"""The order in which arms are measured, proposed by Optuna over tier x mode x ring.
+
+The trial store is the only truth: a study of Optuna lives in memory and is rebuilt from what was
+measured, so a resumed sweep goes on as if it had never stopped. A plan's grid is small and is
+measured whole; the sampler says in which order. (Only this file imports Optuna.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import optuna
+from optuna.distributions import CategoricalDistribution
+from optuna.samplers import BaseSampler, GridSampler, RandomSampler, TPESampler
+from optuna.trial import TrialState
+
+from strata.tuner.arms import Arm, ArmGrid
+
+MAX_IDLE_PROPOSALS = 64
+"""Proposals of measured arms in a row before the first unmeasured one is taken instead."""
+
+
+class ArmOrder:
+    """Asks Optuna for the next arm of a grid and tells it what an arm's ring gained.
+
+    `measured` maps each arm that the store already holds to its mean log ratio over the default
+    ring, None where it has no usable pair.
+    """
+
+    def __init__(self, grid: ArmGrid, measured: Mapping[Arm, float | None]) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._grid = grid
+        self._known = dict(measured)
+        self._open = [arm for arm in grid.arms() if arm not in self._known]
+        arms = grid.arms()
+        self._space: dict[str, Any] = {
+            "tier_cells": sorted({arm.tier_cells for arm in arms}),
+            "mode": sorted({arm.mode for arm in arms}),
+            "ring_cells": sorted({arm.ring_cells for arm in arms}),
+        }
+        self._distributions: dict[str, Any] = {
+            name: CategoricalDistribution(choices) for name, choices in self._space.items()
+        }
+        self._study = optuna.create_study(direction="maximize", sampler=self._sampler())
+        self._study.add_trials([self._stored(arm, gain) for arm, gain in self._known.items()])
+        self._asked: optuna.Trial | None = None
+
+    def ask(self) -> Arm | None:
+        """Return the next arm to measure, None when the grid is done.
+
+        What is proposed but measured already, or equal to a measured ring at that tier, is
+        answered from what is known and asked again.
+        """
+        if not self._open:
+            return None
+        for _ in range(MAX_IDLE_PROPOSALS):
+            trial = self._study.ask(self._distributions)
+            arm = self._grid.arm(**trial.params)
+            if arm not in self._known:
+                self._asked = trial
+                return arm
+            self._answer(trial, self._known[arm])
+        self._asked = None
+        return self._open[0]
+
+    def tell(self, arm: Arm, gain: float | None) -> None:
+        """Report the mean log ratio of an arm, None where every pair of it failed."""
+        self._known[arm] = gain
+        self._open.remove(arm)
+        if self._asked is None:
+            self._study.add_trial(self._stored(arm, gain))
+        else:
+            self._answer(self._asked, gain)
+            self._asked = None
+
+    def _answer(self, trial: optuna.Trial, gain: float | None) -> None:
+        # GridSampler stops the study after its last point, which ask/tell has no loop for: it
+        # raises after the trial was stored.
+        with suppress(RuntimeError):
+            if gain is None:
+                self._study.tell(trial, state=TrialState.FAIL)
+            else:
+                self._study.tell(trial, gain)
+
+    def _stored(self, arm: Arm, gain: float | None) -> optuna.trial.FrozenTrial:
+        return optuna.trial.create_trial(
+            params={"tier_cells": arm.tier_cells, "mode": arm.mode, "ring_cells": arm.ring_cells},
+            distributions=self._distributions,
+            value=gain,
+            state=TrialState.FAIL if gain is None else TrialState.COMPLETE,
+        )
+
+    def _sampler(self) -> BaseSampler:
+        search = self._grid.plan.search
+        if search.sampler == "grid":
+            return GridSampler(self._space, seed=search.seed)
+        if search.sampler == "random":
+            return RandomSampler(seed=search.seed)
+        return TPESampler(seed=search.seed)
