@@ -24,12 +24,14 @@ class Arena:
     """
 
     def __init__(self, size_bytes: int, device: torch.device) -> None:
-        self._block = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+        # Zero, not empty: attention masks cells that nobody wrote yet, and a mask does not
+        # silence a NaN.
+        self._block = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
         self._used = 0
         self._ledger: dict[str, int] = {}
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return an uninitialised tensor, booked under `name` (several may share one)."""
+        """Return a tensor of zeros, booked under `name` (several may share one)."""
         size = tensor_bytes(shape, dtype)
         end = self._used + size
         assert end <= self._block.numel(), f"arena overrun: {name} needs {size} bytes"

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from strata import __version__
-from strata.cli import generate, policy
+from strata.cli import generate, policy, tune
 from strata.cli.console import say
 
 app = typer.Typer(
@@ -17,6 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("generate", epilog=generate.EPILOG)(generate.generate)
+app.add_typer(tune.app)
 app.add_typer(policy.app)
 
 

@@ -127,7 +127,9 @@ class KvCache:
         assert self.bounds is not None
         pages = select_pages(q, self.bounds[layer], window.pages, count=g.select_pages, tail=g.tail)
         distinct = pages[0] if window.rows == 1 else torch.unique(pages)
-        before, admission = self.residency.resolve(layer, distinct)
+        before, admission = self.residency.resolve(
+            layer, distinct, keep_from=window.base // g.page_cells
+        )
         misses = overflows = 0
         if admission is not None:
             self.transfer.bring_in(layer, admission.pages, admission.slots)

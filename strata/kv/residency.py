@@ -47,18 +47,21 @@ class Residency:
         """Return the slots [N] of `pages`, NOT_RESIDENT where there is none."""
         return self.table[layer].index_select(0, pages).long()
 
-    def resolve(self, layer: int, pages: torch.Tensor) -> tuple[torch.Tensor, Admission | None]:
+    def resolve(
+        self, layer: int, pages: torch.Tensor, *, keep_from: int | None = None
+    ) -> tuple[torch.Tensor, Admission | None]:
         """Make `pages` (each once) resident as far as slots reach.
 
         Returns their slots before the resolve and what came in. No page of `pages` loses its
-        slot; pages that found none stay NOT_RESIDENT and are read in place.
+        slot, nor one numbered `keep_from` or more: a page born for drafts that were rejected must
+        be there when the next window writes it. Pages that found no slot are read in place.
         """
         slots = self.slots_of(layer, pages)
         missed = slots < 0
         if not missed.any():
             self._victims.touch(layer, slots)
             return slots, None
-        evictable = torch.ones(self.slots, dtype=torch.bool, device=pages.device)
+        evictable = self.owner[layer] < (self.table.shape[1] if keep_from is None else keep_from)
         evictable.index_fill_(0, slots[~missed], False)
         admitted = self._admit(layer, pages[missed], evictable)
         self._victims.touch(layer, torch.cat([slots[~missed], admitted.slots]))

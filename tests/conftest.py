@@ -1,0 +1,77 @@
+"""Fixtures shared by all tests: the stand-in checkpoint and sessions over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from strata.config import SamplingParams, SessionConfig
+from strata.generation import Generation
+from strata.lm import LanguageModel, bundled_model_path, load_model
+from strata.session import Session, create_session
+
+# Two OpenMP threads that spin on two busy cores are slower than one by far.
+torch.set_num_threads(1)
+
+TINY = Path(__file__).parent / "data" / "tiny"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and there is none"))
+
+
+@pytest.fixture(scope="session")
+def tiny() -> LanguageModel:
+    """Return the stand-in model on the CPU."""
+    return load_model(TINY, "cpu")
+
+
+@pytest.fixture(scope="session")
+def bundled() -> LanguageModel:
+    """Return the bundled model on the CPU."""
+    return load_model(bundled_model_path(), "cpu")
+
+
+def prompt_of(model: LanguageModel, cells: int, seed: int = 0) -> list[int]:
+    """Return `cells` ids of natural text: the standard library's own sources."""
+    sources = sorted(Path(torch.__file__).parent.glob("nn/modules/*.py"))
+    ids: list[int] = []
+    for source in sources[seed:]:
+        ids += model.tokenizer.encode(source.read_text(encoding="utf-8"))
+        if len(ids) >= cells:
+            return ids[:cells]
+    raise AssertionError("not enough text")
+
+
+DEFAULTS = SessionConfig()
+Run = Callable[..., tuple[Session, Generation]]
+
+
+@pytest.fixture
+def run(tiny: LanguageModel) -> Run:
+    """Return a function that prefills and generates in a fresh session."""
+
+    def go(
+        config: SessionConfig = DEFAULTS,
+        *,
+        prompt: list[int] | None = None,
+        model: LanguageModel = tiny,
+        **params: object,
+    ) -> tuple[Session, Generation]:
+        ids = prompt if prompt is not None else prompt_of(model, 300)
+        sampling = SamplingParams(**{"max_new": 64, "ignore_eos": True, **params})  # type: ignore[arg-type]
+        session = create_session(
+            model, config, prompt_cells=len(ids), max_new=sampling.max_new, environ={}
+        )
+        session.engine.track_gap = True
+        session.prefill(ids)
+        return session, session.generate(sampling)
+
+    return go
