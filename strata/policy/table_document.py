@@ -10,7 +10,7 @@ from strata.errors import TableError
 from strata.policy.fingerprint import FIELDS, Fingerprint, Mode
 from strata.policy.reader import ObjectReader
 from strata.policy.table import VERDICTS, Declaration, Entry, PolicyTable, Verdict
-from strata.policy.tiers import TIER_SLACK_CELLS, Tier
+from strata.policy.tiers import Tier, make_tiers
 
 SCHEMA = "strata.ring-policy/1"
 SELECT_PATTERN = r"0|[1-9][0-9]*|depth/[1-9][0-9]*"
@@ -172,25 +172,28 @@ def _read_provenance(reader: ObjectReader) -> dict[str, Any]:
 
 
 def _read_tiers(reader: ObjectReader) -> tuple[Tier, ...]:
-    tiers: list[Tier] = []
-    for item in reader.children("tiers"):
-        tier = Tier(
-            name_cells=item.integer("name_cells", at_least=1),
-            lower_cells=item.integer("lower_cells", at_least=0),
-            upper_cells=item.integer("upper_cells", at_least=1),
+    items = list(reader.children("tiers"))
+    if not items:
+        raise reader.refuse("tiers", "a list of at least one tier", [])
+    found: list[Tier] = []
+    for item in items:
+        found.append(
+            Tier(
+                name_cells=item.integer("name_cells", at_least=1),
+                lower_cells=item.integer("lower_cells", at_least=0),
+                upper_cells=item.integer("upper_cells", at_least=1),
+            )
         )
         item.close()
-        if tier.upper_cells != tier.name_cells + TIER_SLACK_CELLS:
-            raise item.refuse("upper_cells", f"name_cells + {TIER_SLACK_CELLS}", tier.upper_cells)
-        previous = tiers[-1].upper_cells if tiers else 0
-        if tier.lower_cells != previous or tier.lower_cells >= tier.upper_cells:
-            raise item.refuse(
-                "lower_cells", f"{previous}, where the last tier ends", tier.lower_cells
-            )
-        tiers.append(tier)
-    if not tiers:
-        raise reader.refuse("tiers", "a list of at least one tier", [])
-    return tuple(tiers)
+    names = [tier.name_cells for tier in found]
+    if sorted(set(names)) != names:
+        raise reader.refuse("tiers", "ascending tiers with distinct names", names)
+    for item, tier, right in zip(items, found, make_tiers(names), strict=True):
+        for key in ("lower_cells", "upper_cells"):
+            value, wanted = getattr(tier, key), getattr(right, key)
+            if value != wanted:
+                raise item.refuse(key, f"{wanted} in this place", value)
+    return tuple(found)
 
 
 def _read_entries(

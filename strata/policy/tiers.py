@@ -6,7 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 TIER_SLACK_CELLS = 1_024
-"""How far a tier reaches past its name: a 128K prompt with its answer still belongs to 128K."""
+"""How far a tier reaches past its name: a 128K prompt with its answer still belongs to 128K.
+
+A tier never reaches past the name of the next one: with tiers 512 and 1,024 a prompt of 1,024
+cells would otherwise be governed by what was measured at 512.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +40,10 @@ def make_tiers(names_cells: Iterable[int]) -> tuple[Tier, ...]:
         raise ValueError(f"tier names must be positive and distinct, got {names}")
     tiers: list[Tier] = []
     lower = 0
-    for name in names:
+    for name, following in zip(names, [*names[1:], None], strict=True):
         upper = name + TIER_SLACK_CELLS
+        if following is not None:
+            upper = min(upper, following)
         tiers.append(Tier(name_cells=name, lower_cells=lower, upper_cells=upper))
         lower = upper
     return tuple(tiers)

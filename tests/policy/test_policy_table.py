@@ -185,7 +185,7 @@ VIOLATIONS = [
 MEANINGS = [
     (("fingerprint", "select"), "0\n", "fingerprint.select must be 0, a number"),
     (("default_ring_cells",), 32_770, "default_ring_cells 32770 is no multiple of 16"),
-    (("tiers", 0, "upper_cells"), 2_049, "tiers[0].upper_cells must be name_cells + 1024"),
+    (("tiers", 0, "upper_cells"), 2_049, "tiers[0].upper_cells must be 2048 in this place"),
     (("tiers", 0, "lower_cells"), 1, "tiers[0].lower_cells must be 0"),
     (("tiers", 1, "lower_cells"), 2_047, "tiers[1].lower_cells must be 2048"),
     (("entries", 0, "tier_cells"), 2_048, "entries[0].tier_cells must be the name of a tier"),

@@ -20,6 +20,12 @@ def test_every_need_up_to_the_last_edge_has_exactly_one_tier(names, need):
     assert tier_of(need, tiers) == (holders[0] if holders else None)
 
 
+def test_a_tier_ends_at_the_next_ones_name():
+    tiers = make_tiers([512, 1_024, 2_048, 4_096])
+    edges = [(tier.lower_cells, tier.upper_cells) for tier in tiers]
+    assert edges == [(0, 1_024), (1_024, 2_048), (2_048, 3_072), (3_072, 5_120)]
+
+
 def test_an_upper_edge_belongs_to_its_tier():
     tiers = make_tiers([32_768, 1_024])
     assert [(tier.lower_cells, tier.upper_cells) for tier in tiers] == [(0, 2_048), (2_048, 33_792)]
