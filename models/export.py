@@ -17,6 +17,9 @@ from strata.policy.table import Entry as TableEntry
 from strata.policy.table import PolicyTable, Verdict
 from strata.policy.tiers import Tier
 
+BOUNDLESS_LOG = 30.0
+"""A bound further out than e to this power says nothing, and floats cannot tell it from -1."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFacts:
@@ -96,4 +99,5 @@ def _table_entry(entry: Entry | None, tier_cells: int, mode: str, facts: TableFa
 
 
 def _finite_ratio(bound: float) -> float | None:
-    return float(np.expm1(bound)) if np.isfinite(bound) else None
+    """Return a log bound as a ratio minus one, None where so few passages bound nothing."""
+    return float(np.expm1(bound)) if abs(bound) < BOUNDLESS_LOG else None

@@ -117,3 +117,11 @@ def test_one_passage_has_an_effect_and_no_bounds(tmp_path: Path) -> None:
 def test_a_tier_that_the_table_lacks_is_an_error() -> None:
     with pytest.raises(UsageError, match="tier 4096"):
         build_table(study(1, DESIGN), facts(tiers=make_tiers([1_024])))
+
+
+def test_bounds_that_bound_nothing_are_left_out(tmp_path: Path) -> None:
+    design = Design(tiers_cells=(4_096,), rings_cells=(512, 1_024), search_passages=2, passage_sd=9)
+    table = build_table(study(1, design), facts())
+    assert {e.lower_ratio for e in table.entries} == {None}
+    save_table(table, tmp_path / "table.json")
+    assert load_table(tmp_path / "table.json") == table
