@@ -231,7 +231,8 @@ def load_plan(name: str) -> Plan:
 
 def _explain(error: ValidationError, text: str) -> str:
     """Return one sentence for the first thing that is wrong with a plan."""
-    first = error.errors(include_url=False)[0]
+    found = error.errors(include_url=False)  # a misspelt key says more than the one it leaves out
+    first = min(found, key=lambda one: one["type"] != "extra_forbidden")
     path = [str(part) for part in first["loc"] if not str(part).startswith(_TYPES)]
     if first["type"] == "extra_forbidden":
         known = ", ".join(sorted(_fields(path[:-1])))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from tuner_samples import FACTS, SMALL_PLAN
 
 from strata.tuner.arms import ArmGrid
 from strata.tuner.plan import Plan, parse_plan
 from strata.tuner.study import StudyRecord, create_study
+
+# Trial processes inherit it: two threads that wait for each other on a busy machine take minutes.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import resource
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -249,6 +246,24 @@ def test_committed_rows_survive_sigkill(study: StudyRecord, tmp_path: Path) -> N
         assert len(store.trials(study.study)) == 12
 
 
+FULL = """
+import json, resource, sys
+from pathlib import Path
+from strata.errors import StoreError
+from strata.tuner.record import TrialRecord
+from strata.tuner.store.duck import DuckStore
+path = Path(sys.argv[1])
+size = path.stat().st_size
+store = DuckStore(path)
+resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+try:
+    for line in open(sys.argv[2]):
+        store.add_trials([TrialRecord.from_json(record) for record in json.loads(line)])
+except StoreError as error:
+    print(error)
+"""
+
+
 def test_a_full_disk_loses_nothing_that_was_stored(study: StudyRecord, tmp_path: Path) -> None:
     """In a process of its own, so that the limit binds nothing else."""
     path = tmp_path / "t.duckdb"
@@ -256,27 +271,14 @@ def test_a_full_disk_loses_nothing_that_was_stored(study: StudyRecord, tmp_path:
     with DuckStore(path) as store:
         store.add_study(study)
         store.add_trials(make_records(pairs[0]))
-    pid = os.fork()
-    if pid == 0:
-        status = 9
-        try:
-            size = path.stat().st_size
-            store = DuckStore(path)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-            try:
-                for pair in pairs[1:]:
-                    store.add_trials(make_records(pair, message="x" * 100_000))
-                status = 1
-            except StoreError as error:
-                status = 0 if "disk is full" in str(error) else 2
-                os.write(2, f"{error}\n".encode())
-        finally:
-            os._exit(status)
-    deadline = time.monotonic() + 30
-    while (done := os.waitpid(pid, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert done[0] == pid
-    assert os.waitstatus_to_exitcode(done[1]) == 0
+    rows = [[r.to_json() for r in make_records(pair, message="x" * 100_000)] for pair in pairs[1:]]
+    (tmp_path / "rows").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(path), str(tmp_path / "rows")],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert "the disk is full" in done.stdout
+    assert done.stdout.count("\n") == 1
     with DuckStore(path) as store:
         assert make_records(pairs[0])[0].trial_id in store.trial_ids(study.study)
 
