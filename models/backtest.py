@@ -5,6 +5,11 @@ control's ring; the row's published percentage where it is the arm's ring, or wh
 itself a run of that policy; and "not measured" anywhere else, never the nearest ring. The
 published percentage is authoritative: it is not always the ratio of the two printed medians.
 
+On the seed figures the reversal at 32K with the drafter on came from the arm that ran `depth`, with
+a published ring of 49,152. `fixed` takes that very ring, so its -9.1 % is the row's figure as
+recorded; `depth` itself would take 33,040 there and scores the same only because the row was its
+own run. The source says both of that arm ("just past the prompt" and 49,152).
+
 The learned column is judged on the rows that it was fitted to and is marked so; beside it stands
 the choice of a table fitted without the row, which is the honest one and may well be "default".
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 from strata.errors import UsageError
 from strata.policy.fingerprint import Mode
 from strata.policy.request import POLICIES
+from strata.units import MAX_CELLS
 
 COLUMNS = ("id", "rule", "tier_cells", "mtp", "ring_control", "ring_arm", "delta_pct")
 _MODES: dict[str, Mode] = {"0": "off", "1": "on"}
@@ -61,7 +63,7 @@ def read_rows(path: Path) -> tuple[Row, ...]:
 
 
 def _parse(text: str, path: Path) -> tuple[Row, ...]:
-    reader = csv.reader(text.splitlines(), strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     header = next(reader, [])
     for name in COLUMNS:
         if header.count(name) != 1:
@@ -113,7 +115,7 @@ def _row(fields: dict[str, str], line: int, place: str) -> Row:
 
 
 def _cells(text: str, place: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text) <= 1 << 30):
+    if not (text.isascii() and text.isdigit() and len(text) < 12 and 0 < int(text) <= MAX_CELLS):
         raise UsageError(f"{place}: {text!r} is not a whole number of cells from 1 to 2^30")
     return int(text)
 

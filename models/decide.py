@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 
 from strata.models.frame import SPLITS, pair_table, passage_means
+from strata.models.guards import edge_objection, failure_objection
 from strata.models.inference import Sample, holm_steps, mean_bounds, mean_p_value
 
 MIN_FRESH_PASSAGES = 3
@@ -175,42 +176,15 @@ def _guard(candidate: Candidate, pairs: pd.DataFrame, means: pd.DataFrame, rule:
     """Take "better" back from a ring that failed somewhere or loses at an edge of its tier."""
     if candidate.verdict != "better":
         return candidate
-    key = (candidate.mode, candidate.ring_cells)
-    here = pairs[(pairs["mode"] == key[0]) & (pairs["ring_cells"] == key[1])]
-    here = here[here["tier_cells"] == candidate.tier_cells]
-    failed = here[here["failed_arm"] == "arm"]
-    if len(failed):
-        reason = f"failed in {len(failed)} of {len(here)} pairs ({failed.iloc[0]['kind']})"
-        return replace(candidate, verdict="undecided", note=reason)
-    same_ring = means[(means["mode"] == key[0]) & (means["ring_cells"] == key[1])]
-    reason = edge_objection(same_ring, candidate.tier_cells, rule)
+    tier, mode, ring = candidate.tier_cells, candidate.mode, candidate.ring_cells
+    reason = failure_objection(pairs, tier, mode, ring) or edge_objection(
+        means[means["mode"] == mode],
+        tier,
+        ring,
+        margin_ratio=rule.margin_ratio,
+        alpha=rule.alpha,
+    )
     return replace(candidate, verdict="undecided", note=reason) if reason else candidate
-
-
-def edge_objection(means: pd.DataFrame, tier_cells: int, rule: Rule) -> str:
-    """Return why a ring may not serve its whole tier, empty where nothing speaks against it.
-
-    `means` holds the passage means of one (mode, ring). Where the tier was measured at several
-    depths, the ring must be shown not to lose more than the margin at the first and at the last
-    (undecided is not harmless). Where it was measured at one depth, its lower edge is the
-    previous tier's upper edge, so a ring that clearly loses there is refused here.
-    """
-    loss = float(np.log1p(-rule.margin_ratio))
-    inside = means[means["tier_cells"] == tier_cells]
-    depths = sorted(set(inside["depth_cells"]))
-    if len(depths) > 1:
-        for depth in (depths[0], depths[-1]):
-            sample = inside.loc[inside["depth_cells"] == depth, "log_ratio"].to_numpy(float)
-            if mean_bounds(sample, rule.alpha)[0] <= loss:
-                return f"not shown harmless at the tier's edge of {int(depth):,} cells"
-        return ""
-    below = means[means["tier_cells"] < tier_cells]
-    if len(below):
-        previous = below["tier_cells"].max()
-        sample = below.loc[below["tier_cells"] == previous, "log_ratio"].to_numpy(float)
-        if mean_bounds(sample, rule.alpha)[1] < loss:
-            return f"loses in the tier below ({int(previous):,} cells), where this one begins"
-    return ""
 
 
 def _entry(

@@ -46,7 +46,7 @@ class FallingCurve:
             return cls((0.0,), (0.0,))
         model = IsotonicRegression(increasing=False, out_of_bounds="clip")
         model.fit(x[finite], y[finite])
-        return cls(tuple(model.X_thresholds_), tuple(model.y_thresholds_))
+        return cls(tuple(map(float, model.X_thresholds_)), tuple(map(float, model.y_thresholds_)))
 
     def __call__(self, x: Floats) -> Floats:
         """Return the curve's values, between its points by straight lines."""

@@ -1,9 +1,12 @@
 """The backtest on the seed figures, and what a malformed file is told."""
 
+import contextlib
 import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import strata
 from strata.errors import UsageError
@@ -134,6 +137,22 @@ def test_the_best_bound_wins_among_rings(tmp_path: Path) -> None:
 def test_a_malformed_row_is_named(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         run(tmp_path, text)
+
+
+def test_a_note_may_hold_any_line_break(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    text = HEADER.replace("\n", ",note\n") + 'a,,1024,1,32768,49152,1,"two\nlines\u2028three"\n'
+    path.write_text(text + "b,,1024,1,32768,49152,x,\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="line 4, column delta_pct: 'x'"):
+        read_rows(path)
+
+
+@given(st.text(alphabet='a1,-."\n\r\x00é', max_size=60))
+def test_no_text_breaks_the_reader(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    path = tmp_path_factory.getbasetemp() / "fuzz.csv"
+    path.write_text(HEADER + text, encoding="utf-8", newline="")
+    with contextlib.suppress(UsageError):
+        read_rows(path)
 
 
 def test_a_malformed_file_is_named(tmp_path: Path) -> None:

@@ -135,6 +135,20 @@ def test_a_ring_that_loses_in_the_tier_below_is_refused_at_the_border() -> None:
     assert "tier below" in hit.note
 
 
+def test_whole_contexts_are_one_ring_at_the_border_between_tiers() -> None:
+    def round_s(tier: int, mode: str, ring: int) -> float:
+        effect = {1_024: 0.9, 4_096: 1.1}[tier] if ring == 8_192 else 1.0
+        return 0.01 / effect
+
+    frame = study(1, quiet(rings_cells=(1_024, 8_192)), round_s)
+    small = (frame["tier_cells"] == 1_024) & (frame["arm"] == "arm")
+    frame.loc[small, "ring_cells"] = 2_048  # holds the whole context up to the border as well
+    hit = entry_of(decide(frame, Rule(), 1_024), 4_096, "off")
+    assert (hit.verdict, hit.ring_cells) == ("undecided", 1_024)
+    frame.loc[small, "ring_cells"] = 512
+    assert entry_of(decide(frame, Rule(), 1_024), 4_096, "off").verdict == "better"
+
+
 def test_pure_noise_seldom_moves_a_ring() -> None:
     """At most 5 % of the studies; 120 of them exceed 9 % by chance in 1 of 40 at the worst."""
     rate = adoption_rate(SMALL, Rule(margin_ratio=0.0), planted_nothing, range(120))
