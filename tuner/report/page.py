@@ -1,12 +1,82 @@
-"""placeholder"""
+"""Write the report: one HTML file that needs nothing else, with its figures as JSON inside."""
 
+from __future__ import annotations
+
+import json
+import os
 from pathlib import Path
 from typing import Any
 
+from strata.errors import StoreError
+from strata.tuner.report.figures import draw_all, label
+from strata.units import format_bytes
+
+TEMPLATE = Path(__file__).parent.parent.parent / "data" / "templates" / "tune-report.html.j2"
+
+VERDICT_WORDS = {
+    "better": "faster by more than the margin, with its lower bound: the table takes it",
+    "equivalent": "within the margin: the default stays",
+    "worse": "every other ring is slower by more than the margin: the default stays",
+    "undecided": "too few passages or too much noise to tell: the default stays",
+    "no evidence": "nothing usable was measured: the default stays",
+    "invalid": "the arms of a pair said different things: nothing is concluded",
+}
+
 
 def write_report(summary: dict[str, Any], path: Path) -> None:
-    """Write."""
-    import json
+    """Write the page beside `path` and rename it there; raise StoreError where that fails."""
+    text = render(summary)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise StoreError(f"report {path} cannot be written: {error.strerror}") from None
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(summary))
+
+def render(summary: dict[str, Any]) -> str:
+    """Return the page of a summary."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters |= {
+        "cells": label,
+        "percent": _percent,
+        "number": _number,
+        "bytes": format_bytes,
+        "interval": _interval,
+        "decision": _decision,
+    }
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    return template.render(
+        s=summary,
+        figures=draw_all(summary),
+        verdict_words=VERDICT_WORDS,
+        data=json.dumps(summary, allow_nan=False).replace("</", "<\\/"),
+    )
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:+.1f} %"
+
+
+def _number(value: float | None, digits: int = 1) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def _interval(gain: dict[str, Any] | None) -> str:
+    if gain is None or gain["lower"] is None or gain["upper"] is None:
+        return ""
+    return f"[{100 * gain['lower']:+.1f}, {100 * gain['upper']:+.1f}]"
+
+
+def _decision(entry: dict[str, Any]) -> str:
+    """Return the interval that a verdict rests on; past a factor of ten it says nothing."""
+    lower, upper = entry["lower"], entry["upper"]
+    if lower is None or upper is None:
+        return "-"
+    return f"{_percent(lower)} to " + (_percent(upper) if upper < 9 else "more than +900 %")

@@ -1,0 +1,304 @@
+"""The pictures of a report, as SVG text: drawn from the summary, with the page's own fonts."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Json = dict[str, Any]
+
+COLOURS = {"off": "#2563a8", "on": "#c2571a"}
+INK, FAINT, GOOD, BAND = "#1f2933", "#9aa5b1", "#2f855a", "#e6f4ea"
+LEDGER_COLOURS = (
+    "#2563a8", "#c2571a", "#2f855a", "#8e44ad", "#b7791f", "#0e7490", "#9f1239", "#64748b",
+)  # fmt: skip
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "strata",
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 9.5,
+    "axes.titleweight": "bold",
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": "#e4e7eb",
+    "grid.linewidth": 0.8,
+    "axes.axisbelow": True,
+}
+
+
+def draw_all(summary: Json) -> dict[str, str]:
+    """Return every picture by name."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(STYLE):
+        return {
+            "rounds": by_ring(summary, "rounds_per_s", "rounds/s"),
+            "decode": by_ring(summary, "tok_s", "tok/s"),
+            "gains": gains(summary),
+            "choice": choice(summary),
+            "acceptance": tokens_per_round(summary),
+            "hits": hits(summary),
+            "ledger": ledger(summary),
+        }
+
+
+def by_ring(summary: Json, measure: str, unit: str) -> str:
+    """Draw one measure by ring, a panel a tier and mode; the table's ring stands on a band."""
+    tiers, modes = _axes_of(summary)
+    figure = _figure(2.55 * len(tiers) + 0.4, 2.1 * len(modes) + 0.3)
+    panels = figure.subplots(len(modes), len(tiers), squeeze=False)
+    for row, mode in enumerate(modes):
+        for column, tier in enumerate(tiers):
+            panel: Axes = panels[row][column]
+            cells = _cells(summary, tier, mode)
+            chosen = _chosen(summary, tier, mode)
+            for x, cell in enumerate(cells):
+                if cell["ring_cells"] == chosen:
+                    panel.axvspan(x - 0.42, x + 0.42, color=BAND, lw=0, zorder=0)
+                _spread(panel, x, cell[measure], COLOURS[mode], hollow=cell["is_default"])
+            _ring_axis(panel, cells)
+            panel.margins(y=0.15)
+            panel.set_ylim(bottom=0)
+            if row == 0:
+                panel.set_title(f"{label(tier)} prompt", loc="left")
+            if column == 0:
+                panel.set_ylabel(f"drafter {mode}\n{unit}")
+            if row == len(modes) - 1:
+                panel.set_xlabel("ring (cells)")
+    return _svg(figure)
+
+
+def gains(summary: Json) -> str:
+    """Draw the paired gain of every ring over the default, with the margin that it must clear."""
+    cells = [cell for cell in summary["cells"] if cell["gain"] is not None]
+    figure = _figure(10.6, 0.24 * len(cells) + 0.9)
+    panel: Axes = figure.subplots()
+    margin = 100 * summary["plan"]["decision"]["margin"]
+    reach = _reach(cells, margin)
+    panel.axvspan(-margin, margin, color="#eef1f4", lw=0, zorder=0)
+    panel.axvline(0, color=FAINT, lw=1)
+    for y, cell in enumerate(cells):
+        gain, colour = cell["gain"], FAINT if cell["is_default"] else COLOURS[cell["mode"]]
+        mean = 100 * gain["mean"]
+        if gain["lower"] is not None and gain["upper"] is not None:
+            ends = [max(-reach, 100 * gain["lower"]), min(reach, 100 * gain["upper"])]
+            panel.plot(ends, [y, y], color=colour, lw=2, alpha=0.55, solid_capstyle="butt")
+        panel.plot(max(-reach, min(reach, mean)), y, "o", color=colour, ms=5)
+        for value in gain["by_passage"].values():
+            if abs(100 * value) <= reach:
+                panel.plot(100 * value, y, "|", color=colour, ms=7, alpha=0.8)
+    panel.set_yticks(range(len(cells)), [_row_name(c).replace("default", "A/A") for c in cells])
+    panel.set_ylim(len(cells) - 0.5, -0.5)
+    panel.set_xlim(-reach * 1.04, reach * 1.04)
+    panel.grid(visible=False, axis="y")
+    panel.grid(visible=True, axis="x")
+    panel.spines["left"].set_visible(False)
+    panel.set_xlabel(
+        "gain in rounds/s over the default ring, % (ticks: passages; grey: the margin)"
+    )
+    return _svg(figure)
+
+
+def choice(summary: Json) -> str:
+    """Draw, by tier and mode, the default ring, the ring of the table and the measured best."""
+    tiers, modes = _axes_of(summary)
+    figure = _figure(5.1, 2.9)
+    panels = figure.subplots(1, len(modes), squeeze=False, sharey=True)
+    for column, mode in enumerate(modes):
+        panel: Axes = panels[0][column]
+        for x, tier in enumerate(tiers):
+            rings = [math.log2(cell["ring_cells"]) for cell in _cells(summary, tier, mode)]
+            panel.plot([x] * len(rings), rings, "_", color=FAINT, ms=14, mew=1.2)
+            entry = _entry(summary, tier, mode)
+            if entry is None:
+                continue
+            if entry["measured_best_ring_cells"]:
+                best = math.log2(entry["measured_best_ring_cells"])
+                panel.plot(x, best, "*", color="#b7791f", ms=11, label="measured best")
+            panel.plot(
+                x, math.log2(entry["ring_cells"]), "o", mfc="none", mec=GOOD, mew=2, ms=13,
+                label="in the table",
+            )  # fmt: skip
+        panel.set_title(f"drafter {mode}", loc="left")
+        panel.set_xticks(range(len(tiers)), [label(tier) for tier in tiers])
+        panel.set_xlim(-0.6, len(tiers) - 0.4)
+        panel.set_xlabel("prompt (cells)")
+    every = sorted({cell["ring_cells"] for cell in summary["cells"]})
+    panels[0][0].set_yticks([math.log2(ring) for ring in every], [label(ring) for ring in every])
+    panels[0][0].set_ylabel("ring (cells)")
+    panels[0][0].margins(y=0.12)
+    handles = dict(zip(*reversed(panels[0][0].get_legend_handles_labels()), strict=True))
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside lower center", ncols=2, frameon=False
+    )
+    return _svg(figure)
+
+
+def tokens_per_round(summary: Json) -> str:
+    """Draw tokens a round by tier, one dot a passage: the drafter's part of the speed."""
+    tiers, modes = _axes_of(summary)
+    figure = _figure(5.1, 2.9)
+    panel: Axes = figure.subplots()
+    for mode in modes:
+        for x, tier in enumerate(tiers):
+            cells = _cells(summary, tier, mode)
+            mine = next((c for c in cells if c["is_default"] and c["tokens_per_round"]), None)
+            if mine is not None:
+                _spread(panel, x, mine["tokens_per_round"], COLOURS[mode], hollow=False)
+    for mode in modes:
+        panel.plot([], [], "o", color=COLOURS[mode], label=f"drafter {mode}")
+    panel.set_xticks(range(len(tiers)), [label(tier) for tier in tiers])
+    panel.set_xlim(-0.6, len(tiers) - 0.4)
+    panel.set_ylim(bottom=0)
+    panel.set_xlabel("prompt (cells)")
+    panel.set_ylabel("tokens/round")
+    panel.legend(frameon=False, loc="lower right")
+    return _svg(figure)
+
+
+def hits(summary: Json) -> str:
+    """Draw the share of page look-ups that found their page resident, by pool size."""
+    tiers, modes = _axes_of(summary)
+    figure = _figure(5.1, 2.9)
+    panel: Axes = figure.subplots()
+    mode = modes[0]
+    for shade, tier in enumerate(tiers):
+        cells = [c for c in _cells(summary, tier, mode) if c["hit_ratio"] is not None]
+        panel.plot(
+            [math.log2(c["pool_cells"]) for c in cells],
+            [100 * c["hit_ratio"] for c in cells],
+            "o-", color=COLOURS[mode], alpha=0.3 + 0.7 * (shade + 1) / len(tiers),
+            ms=5, lw=1.6, label=f"{label(tier)} prompt",
+        )  # fmt: skip
+        if cells:
+            last = cells[-1]
+            panel.annotate(
+                label(tier), (math.log2(last["pool_cells"]), 100 * last["hit_ratio"]),
+                xytext=(4, 4), textcoords="offset points", color=INK,
+            )  # fmt: skip
+    pools = sorted({c["ring_cells"] for c in summary["cells"]})
+    panel.set_xticks([math.log2(pool) for pool in pools], [label(pool) for pool in pools])
+    panel.set_ylim(0, 108)
+    panel.set_xlabel(f"pool (cells, log scale; drafter {mode})")
+    panel.set_ylabel("pages found resident, %")
+    return _svg(figure)
+
+
+def ledger(summary: Json) -> str:
+    """Draw who holds the device's bytes, by ring, at the deepest tier."""
+    tiers, modes = _axes_of(summary)
+    cells = [c for mode in modes for c in _cells(summary, tiers[-1], mode) if c["ledger"]]
+    names = list(dict.fromkeys(name for cell in cells for name in cell["ledger"]))
+    figure = _figure(10.6, 0.34 * max(1, len(cells)) + 1.1)
+    panel: Axes = figure.subplots()
+    for y, cell in enumerate(cells):
+        left = 0.0
+        for name in names:
+            width = cell["ledger"].get(name, 0) / (1 << 20)
+            colour = LEDGER_COLOURS[names.index(name) % len(LEDGER_COLOURS)]
+            panel.barh(y, width, left=left, color=colour, height=0.66)
+            left += width
+        panel.text(left, y, f"  {left:.1f} MiB", va="center")
+    panel.set_yticks(range(len(cells)), [_row_name(cell) for cell in cells])
+    panel.set_ylim(len(cells) - 0.5, -0.5)
+    panel.grid(visible=False, axis="y")
+    panel.margins(x=0.1)
+    panel.set_xlabel("MiB on the device")
+    for name in names:
+        colour = LEDGER_COLOURS[names.index(name) % len(LEDGER_COLOURS)]
+        panel.barh(0, 0, color=colour, label=name.replace("_", " "))
+    figure.legend(loc="outside upper left", ncols=max(1, len(names)), frameon=False)
+    return _svg(figure)
+
+
+def label(cells: int) -> str:
+    """Return cells as people write them: 512, 4K."""
+    return f"{cells}" if cells % 1024 else f"{cells // 1024}K"
+
+
+def _axes_of(summary: Json) -> tuple[list[int], list[str]]:
+    grid = summary["plan"]["grid"]
+    measured = {(cell["tier_cells"], cell["mode"]) for cell in summary["cells"]}
+    tiers = [tier for tier in grid["tiers"] if any(one[0] == tier for one in measured)]
+    return tiers, [mode for mode in grid["modes"] if any(one[1] == mode for one in measured)]
+
+
+def _cells(summary: Json, tier: int, mode: str) -> list[Json]:
+    return [c for c in summary["cells"] if (c["tier_cells"], c["mode"]) == (tier, mode)]
+
+
+def _entry(summary: Json, tier: int, mode: str) -> Json | None:
+    for entry in summary["entries"]:
+        if (entry["tier_cells"], entry["mode"]) == (tier, mode):
+            found: Json = entry
+            return found
+    return None
+
+
+def _chosen(summary: Json, tier: int, mode: str) -> int | None:
+    entry = _entry(summary, tier, mode)
+    return None if entry is None else entry["ring_cells"]
+
+
+def _spread(panel: Axes, x: float, spread: Json | None, colour: str, *, hollow: bool) -> None:
+    """Draw the passages as faint dots and their mean with its interval; a failure as a cross."""
+    if spread is None:
+        panel.plot(x, 0.5, "x", color="#9f1239", transform=panel.get_xaxis_transform())
+        return
+    values = list(spread["by_passage"].values())
+    panel.plot([x - 0.2] * len(values), values, ".", color=colour, alpha=0.35, ms=5)
+    if spread["lower"] is not None:
+        reach = 3 * max(1e-9, max(values) - min(values))  # wider says no more than "unknown"
+        low, high = (
+            max(spread["lower"], min(values) - reach),
+            min(spread["upper"], max(values) + reach),
+        )
+        panel.plot([x, x], [max(0.0, low), high], color=colour, lw=1.6, alpha=0.7)
+    face = "white" if hollow else colour
+    panel.plot(x, spread["mean"], "o", mfc=face, mec=colour, mew=1.6, ms=6.5)
+
+
+def _ring_axis(panel: Axes, cells: list[Json]) -> None:
+    names = [label(c["ring_cells"]) + ("\ndefault" if c["is_default"] else "") for c in cells]
+    panel.set_xticks(range(len(cells)), names)
+    panel.set_xlim(-0.6, len(cells) - 0.4)
+
+
+def _row_name(cell: Json) -> str:
+    name = f"{label(cell['tier_cells'])}  {cell['mode']:>3}  ring {label(cell['ring_cells'])}"
+    return name + (" (default)" if cell["is_default"] else "")
+
+
+def _reach(cells: list[Json], margin: float) -> float:
+    """Return how far the gain axis reaches: past every mean, not past every wide interval."""
+    means = [abs(100 * cell["gain"]["mean"]) for cell in cells]
+    return float(min(100.0, max(4 * margin, 10.0, *(1.6 * mean for mean in means))))
+
+
+def _figure(width: float, height: float) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _svg(figure: Figure) -> str:
+    """Return a figure as an SVG element without prologue, dates or a background."""
+    text = io.StringIO()
+    figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    svg = text.getvalue()
+    return svg[svg.index("<svg") :]
