@@ -45,12 +45,12 @@ def make_window(transfer: Transfer, table: torch.Tensor, base: int, rows: int) -
         host_rows=transfer.cell_rows(pages, offsets),
         pool_rows=transfer.cell_rows(table.index_select(1, pages).long(), offsets),
         dense=dense,
-        mask=_mask(g, positions, offsets, dense=dense, end=base + rows),
+        mask=_mask(g, positions, pages, dense=dense, end=base + rows),
     )
 
 
 def _mask(
-    g: KvGeometry, positions: torch.Tensor, offsets: torch.Tensor, *, dense: bool, end: int
+    g: KvGeometry, positions: torch.Tensor, pages: torch.Tensor, *, dense: bool, end: int
 ) -> torch.Tensor | None:
     """Return 0 where a row may read and minus infinity where it may not."""
     if dense and len(positions) == 1:
@@ -60,7 +60,9 @@ def _mask(
         readable = readable[None]
     else:
         cells = torch.arange(g.select_pages * g.page_cells, device=positions.device)
-        last = (g.select_pages - 1) * g.page_cells + offsets
+        # A row's own page is the last that it selected, or its own number where all are read.
+        unread = (pages - (g.select_pages - 1)).clamp_min(0)
+        last = positions - unread * g.page_cells
         readable = (cells <= last[:, None])[:, None]
     return torch.zeros(readable.shape, dtype=g.dtype, device=positions.device).masked_fill_(
         ~readable, -torch.inf

@@ -50,15 +50,18 @@ def select_pages(
 ) -> torch.Tensor:
     """Return the `count` pages [R, M] that each row of `q` [R, K, G, D] reads, ascending.
 
-    Page 0, the best older pages, then the `tail` pages up to `own_page` [R]. Every row must have
-    at least `count` pages up to its own; a session whose depth is less reads them all instead.
+    Page 0, the best older pages, then the `tail` pages up to `own_page` [R]. The last row must have
+    at least `count` pages up to its own; a session whose depth is less reads them all instead. An
+    earlier row with fewer, at that border, takes pages 0 .. count - 1 and masks what follows it.
     """
     rows = q.shape[0]
     last_older = int(own_page[-1]) - tail
     scores = score_pages(q, bounds[:, 1 : last_older + 1])
     top = _top_pages(scores, own_page - tail, count - 1 - tail)
     tails = own_page[:, None] + torch.arange(1 - tail, 1, device=q.device)
-    return torch.cat([top.new_zeros(rows, 1), top, tails], 1)
+    selected = torch.cat([top.new_zeros(rows, 1), top, tails], 1)
+    first = torch.arange(count, device=q.device)
+    return torch.where(own_page[:, None] < count, first, selected)
 
 
 def count_selected(pages: torch.Tensor, num_pages: int) -> torch.Tensor:
