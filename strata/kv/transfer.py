@@ -19,8 +19,10 @@ class GatherPlan:
 
     pool_planes: torch.Tensor  # [N]; 0 where the plane is read in place
     in_place: torch.Tensor | None  # [N'] positions in the gathered list
-    host_planes: torch.Tensor | None  # [N'] planes of the host store
+    host_planes: torch.Tensor | None  # [U] distinct planes of the host store
+    host_order: torch.Tensor | None  # [N'], which of them stands at each position
     pages_in_place: int
+    """Distinct pages: one that several rows read in place still crosses the bus once."""
 
 
 class Transfer:
@@ -51,18 +53,21 @@ class Transfer:
         pool_planes = (slots.clamp_min(0)[..., None, :] * planes + self._planes).flatten()
         missing = slots < 0
         if not missing.any():
-            return GatherPlan(pool_planes, None, None, 0)
+            return GatherPlan(pool_planes, None, None, None, 0)
         mask = missing[..., None, :].expand(*slots.shape[:-1], planes, -1).flatten()
         in_place = mask.nonzero()[:, 0]
-        host_planes = (pages[..., None, :] * planes + self._planes).flatten()[in_place]
-        return GatherPlan(pool_planes, in_place, host_planes, int(missing.sum()))
+        wanted = (pages[..., None, :] * planes + self._planes).flatten()[in_place]
+        host_planes, order = torch.unique(wanted, return_inverse=True)
+        return GatherPlan(pool_planes, in_place, host_planes, order, len(host_planes) // planes)
 
     def gather(self, layer: int, plan: GatherPlan, *lead: int) -> torch.Tensor:
         """Return the planned planes as [*lead, 2, K, cells, D], K first."""
         g = self.geometry
         out = self.pool[layer].index_select(0, plan.pool_planes)
-        if plan.in_place is not None and plan.host_planes is not None:
-            out.index_copy_(0, plan.in_place, self._from_host(layer, plan.host_planes))
+        if plan.in_place is not None:
+            assert plan.host_planes is not None
+            planes = self._from_host(layer, plan.host_planes)
+            out.index_copy_(0, plan.in_place, planes[plan.host_order])
         return out.view(*lead, 2, g.kv_heads, -1, g.head_dim)
 
     def cell_rows(self, pages: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
@@ -83,16 +88,14 @@ class Transfer:
         self._host_cells[layer].index_copy_(0, self._on_host(host_rows), self._on_host(flat))
 
     def past_segment(self, layer: int, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values [K, end - start, D] of committed cells, from the host store.
-
-        `start` is the first cell of a page.
-        """
+        """Return keys and values [K, end - start, D] of committed cells, from the host store."""
         g = self.geometry
         first, last = start // g.page_cells, -(-end // g.page_cells)
         planes = self.host[layer, first * g.planes : last * g.planes].to(self.pool.device)
         pages = planes.view(last - first, 2, g.kv_heads, g.page_cells, g.head_dim)
         kv = pages.permute(1, 2, 0, 3, 4).reshape(2, g.kv_heads, -1, g.head_dim)
-        return kv[0, :, : end - start], kv[1, :, : end - start]
+        keys, values = kv[:, :, start - first * g.page_cells :][:, :, : end - start]
+        return keys, values
 
     def _from_host(self, layer: int, planes: torch.Tensor) -> torch.Tensor:
         rows = self.host[layer].index_select(0, self._on_host(planes))
