@@ -41,6 +41,7 @@ class Residency:
         """Forget every page."""
         self.table.fill_(NOT_RESIDENT)
         self.owner.fill_(NOT_RESIDENT)
+        self._victims.clear()
         self._filled = [0] * self.layers
 
     def slots_of(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
@@ -114,7 +115,7 @@ class Residency:
         owner.index_copy_(0, slots, pages.to(owner.dtype))
 
     def check_integrity(self) -> None:
-        """Assert that the table and the owners are each other's inverse."""
+        """Assert that the table and the owners are each other's inverse, slots filled in order."""
         for layer in range(self.layers):
             table, owner = self.table[layer], self.owner[layer]
             resident = (table >= 0).nonzero()[:, 0]
@@ -122,4 +123,6 @@ class Residency:
             assert len(resident) == len(held) <= self.slots
             assert torch.equal(owner[table[resident].long()].long(), resident)
             assert torch.equal(table[owner[held].long()].long(), held)
-            assert bool((held < self._filled[layer]).all())
+            assert torch.equal(held, torch.arange(self._filled[layer], device=held.device))
+            for name, memory in self._victims.state().items():
+                assert not memory[layer].isnan().any(), name

@@ -25,6 +25,9 @@ class VictimPolicy(Protocol):
     def choose(self, layer: int, evictable: torch.Tensor, count: int) -> torch.Tensor:
         """Return at most `count` slots of `evictable` [S] (bool), first victim first."""
 
+    def clear(self) -> None:
+        """Forget every read, so that a ring that is seeded again repeats what it did."""
+
     def state(self) -> dict[str, torch.Tensor]:
         """Return the tensors that hold the policy's memory, for integrity checks."""
 
@@ -62,6 +65,11 @@ class Clock:
             self._hand[layer] = (int(victims[-1]) + 1) % self._order.numel()
         return victims
 
+    def clear(self) -> None:
+        """Clear every bit and put the hands back."""
+        self._referenced.fill_(False)
+        self._hand = [0] * len(self._hand)
+
     def state(self) -> dict[str, torch.Tensor]:
         """Return the reference bits [L, S]."""
         return {"referenced": self._referenced}
@@ -94,6 +102,11 @@ class Lrfu:
         victims = candidates[order[:count]]
         self._weight[layer].index_fill_(0, victims, -torch.inf)
         return victims
+
+    def clear(self) -> None:
+        """Clear every weight and start time again."""
+        self._weight.fill_(-torch.inf)
+        self._time = [0] * len(self._time)
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return the weights [L, S] (float64, log2 at time zero)."""
