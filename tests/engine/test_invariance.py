@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from strata.config import KvConfig, SamplingParams, Selection, SessionConfig, SpecConfig
-from strata.lm import LanguageModel
+from strata.lm import LanguageModel, load_model
 from strata.session import Session, create_session
-from tests.conftest import prompt_of
+from tests.conftest import TINY, prompt_of
 
 CELLS, NEW = 700, 48
 SELECT = Selection(cells=160)
@@ -75,9 +75,14 @@ class Case:
         self.session.engine.kv.residency.check_integrity()
 
 
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def model(request: pytest.FixtureRequest) -> LanguageModel:
+    return load_model(TINY, request.param)
+
+
 @pytest.fixture(scope="module")
-def prompt(tiny: LanguageModel) -> list[int]:
-    return prompt_of(tiny, CELLS, seed=2)
+def prompt(model: LanguageModel) -> list[int]:
+    return prompt_of(model, CELLS, seed=2)
 
 
 PARAMS = {
@@ -90,9 +95,9 @@ SELECTIONS = {"dense": Selection(), "selected": SELECT}
 
 
 @pytest.fixture(scope="module")
-def bases(tiny: LanguageModel, prompt: list[int]) -> dict[tuple[str, str], list[int]]:
+def bases(model: LanguageModel, prompt: list[int]) -> dict[tuple[str, str], list[int]]:
     return {
-        (how, reading): Case(tiny, prompt, {"selection": selection}, params).generation.tokens
+        (how, reading): Case(model, prompt, {"selection": selection}, params).generation.tokens
         for how, params in PARAMS.items()
         for reading, selection in SELECTIONS.items()
     }
@@ -113,7 +118,7 @@ PAIRS = [
 @pytest.mark.parametrize("reading", list(SELECTIONS))
 @pytest.mark.parametrize("how", list(PARAMS))
 def test_tokens_do_not_depend_on_any_axis(
-    tiny: LanguageModel,
+    model: LanguageModel,
     prompt: list[int],
     bases: dict[tuple[str, str], list[int]],
     how: str,
@@ -122,7 +127,7 @@ def test_tokens_do_not_depend_on_any_axis(
 ) -> None:
     gap = float("inf")
     for change in [*SINGLE, *PAIRS]:
-        case = Case(tiny, prompt, {**change, "selection": SELECTIONS[reading]}, PARAMS[how])
+        case = Case(model, prompt, {**change, "selection": SELECTIONS[reading]}, PARAMS[how])
         assert case.generation.tokens == bases[how, reading], change
         assert case.session.engine.forwards == case.generation.rounds, change
         gap = min(gap, case.session.engine.smallest_gap)
@@ -143,7 +148,7 @@ def test_selection_changes_what_is_read(bases: dict[tuple[str, str], list[int]])
 )
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_logits_are_bit_identical_where_the_rows_are(
-    tiny: LanguageModel,
+    model: LanguageModel,
     prompt: list[int],
     monkeypatch: pytest.MonkeyPatch,
     change: dict[str, Any],
@@ -152,18 +157,18 @@ def test_logits_are_bit_identical_where_the_rows_are(
 ) -> None:
     """Level 1: hits, misses, in-place reads and expert slots leave no trace in any bit."""
     recorded: list[list[torch.Tensor]] = []
-    head = type(tiny).logits
+    head = type(model).logits
 
     def record(self: LanguageModel, hidden: torch.Tensor) -> torch.Tensor:
         out = head(self, hidden)
         recorded[-1].append(out)
         return out
 
-    monkeypatch.setattr(type(tiny), "logits", record)
+    monkeypatch.setattr(type(model), "logits", record)
     for changes in ({}, change):
         recorded.append([])
         Case(
-            tiny,
+            model,
             prompt,
             {"drafts": drafts, "window_cells": 64, "selection": SELECTIONS[reading], **changes},
             PARAMS["greedy"],
@@ -173,7 +178,7 @@ def test_logits_are_bit_identical_where_the_rows_are(
     assert all(torch.equal(a, b) for a, b in zip(base, other, strict=True))
 
 
-def test_rewind_repeats_a_generation(tiny: LanguageModel, prompt: list[int]) -> None:
+def test_rewind_repeats_a_generation(model: LanguageModel, prompt: list[int]) -> None:
     for selection in SELECTIONS.values():
         for drafts in (0, 3):
             changes = {
@@ -182,7 +187,7 @@ def test_rewind_repeats_a_generation(tiny: LanguageModel, prompt: list[int]) -> 
                 "window_cells": 32,
                 "resident_cells": 256,
             }
-            case = Case(tiny, prompt, changes, PARAMS["greedy"])
+            case = Case(model, prompt, changes, PARAMS["greedy"])
             first = case.generation
             case.session.rewind()
             case.session.generate(SamplingParams(max_new=8))
