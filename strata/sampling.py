@@ -30,10 +30,9 @@ class Sampler:
             -1
         )
 
-    def pick_draft(self, logits: torch.Tensor, position: int) -> tuple[torch.Tensor, float]:
-        """Return a draft [1] for `position` and the drafter's probability of it."""
-        token = self.pick(logits, torch.tensor([position], device=logits.device))
-        return token, float(logits.softmax(-1)[0, token])
+    def pick_draft(self, logits: torch.Tensor, position: int) -> torch.Tensor:
+        """Return the id [1] drawn from a drafter's `logits` [1, V] for the token at `position`."""
+        return self.pick(logits, torch.tensor([position], device=logits.device))
 
     def _process(self, logits: torch.Tensor) -> torch.Tensor:
         """Return logits divided by the temperature, then cut by top-k, top-p and min-p in turn."""

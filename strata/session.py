@@ -111,7 +111,7 @@ class Session:
         KeyboardInterrupt ends the generation and keeps what it has (`stopped` says so).
         """
         engine, sampler = self.engine, Sampler(params)
-        count = _draft_count(self.drafts)
+        count = _draft_count(self.drafts, self.model.device)
         stream = TextStream(self.model.tokenizer)
         matcher = StopMatcher(params.stop)
         eos = () if params.ignore_eos else self.model.tokenizer.eos_ids
@@ -315,8 +315,8 @@ def device_name(device: torch.device) -> str:
     return f"cpu x{torch.get_num_threads()}"
 
 
-def _draft_count(drafts: int | str) -> DraftCount:
-    return AutoDrafts() if drafts == "auto" else FixedDrafts(int(drafts))
+def _draft_count(drafts: int | str, device: torch.device) -> DraftCount:
+    return AutoDrafts(device.type) if drafts == "auto" else FixedDrafts(int(drafts))
 
 
 def _synchronise(device: torch.device) -> None:

@@ -10,12 +10,17 @@ from typing import Protocol
 
 from strata.config import MAX_DRAFTS
 
-ROW_PRICE = 0.35
-"""What one more draft costs, in plain decode steps: its draft step and its verify row."""
+DRAFT_PRICE = {"cpu": 0.5, "cuda": 0.3}
+"""What one more draft costs, in plain decode steps: its draft step and its verify row.
+
+On a CPU measured by experiments/cpu-decode (rounds/s by drafts); on a GPU an estimate.
+"""
+SMALLEST_GAIN = 1.02
+"""Expected speed over plain decoding below which nothing is drafted."""
 MEMORY = 0.9
 """Weight of the past in the acceptance estimate; a tenth is the last round."""
-PROBE_ROUNDS = 24
-"""Rounds without drafts before one draft is tried again."""
+PROBE_ROUNDS = (16, 256)
+"""Idle rounds before a draft is tried again: at first, and at most after failed tries."""
 
 
 class DraftCount(Protocol):
@@ -43,32 +48,38 @@ class FixedDrafts:
 
 
 class AutoDrafts:
-    """Draft as far as the chance that a draft is accepted pays for its row.
+    """The number of drafts with the most expected tokens for their price.
 
     Each position keeps the share of rounds in which its draft was accepted given that the one
-    before it was. Draft j is worth the product of the first j shares, in tokens; it is drafted
-    while that exceeds ROW_PRICE. With no draft worth its price a round drafts nothing, and every
-    PROBE_ROUNDS rounds one draft is tried, because what is not drafted is not learned.
+    before it was; draft j is worth the product of the first j shares, in tokens. Where no number
+    of drafts is worth its price a round drafts nothing. What is not drafted is not learned, so
+    after some idle rounds one draft is tried; each try that fails doubles the wait.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device_type: str) -> None:
+        self._price = DRAFT_PRICE[device_type]
         self._share = [0.75] * MAX_DRAFTS
         self._idle = 0
+        self._patience = PROBE_ROUNDS[0]
 
     def next(self) -> int:
-        """Return the drafts whose expected tokens exceed their price."""
-        worth, count = 1.0, 0
-        for share in self._share:
+        """Return the drafts of the next round."""
+        best, count = SMALLEST_GAIN, 0
+        worth = tokens = 1.0
+        for j, share in enumerate(self._share, start=1):
             worth *= share
-            if worth < ROW_PRICE:
-                break
-            count += 1
+            tokens += worth
+            gain = tokens / (1 + self._price * j)
+            if gain > best:
+                best, count = gain, j
         if count:
-            self._idle = 0
+            self._idle, self._patience = 0, PROBE_ROUNDS[0]
             return count
         self._idle += 1
-        if self._idle % PROBE_ROUNDS:
+        if self._idle <= self._patience:
             return 0
+        self._idle = 0
+        self._patience = min(2 * self._patience, PROBE_ROUNDS[1])
         return 1
 
     def learn(self, drafted: int, accepted: int) -> None:

@@ -7,8 +7,8 @@ from typing import Protocol
 
 import torch
 
-Pick = Callable[[torch.Tensor, int], tuple[torch.Tensor, float]]
-"""(logits [1, V], position of the token to draw) -> (its id [1], the draft's own probability)."""
+Pick = Callable[[torch.Tensor, int], torch.Tensor]
+"""(logits [1, V], position of the token to draw) -> its id [1]."""
 
 
 class Drafter(Protocol):

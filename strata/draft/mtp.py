@@ -45,8 +45,9 @@ class MtpDrafter:
         drafts: list[int] = []
         while True:
             hidden = self._finish(q, residual, position)
-            token, probability = pick(self._model.logits(hidden), position + 1)
-            if probability < min_p:
+            logits = self._model.logits(hidden)
+            token = pick(logits, position + 1)
+            if min_p > 0 and float(logits.softmax(-1)[0, token]) < min_p:
                 break
             drafts.append(int(token))
             if len(drafts) == count:
