@@ -1,0 +1,191 @@
+"""Page scoring and selection as two launches, the depth read from device memory.
+
+Shapes: R rows, K K/V heads, G query heads per K/V head, P pages of the bounds, D head dimension,
+M pages a row reads, T tail pages. A grid covers all P pages, so both launches can be captured;
+programs past a row's older pages return at once.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+MAX_PAGES = 16_384
+"""Pages whose scores one program holds in registers."""
+SCORE_BLOCK = 32
+"""Pages a scoring program reads: their bounds stay in registers while it goes through heads."""
+
+
+@triton.jit
+def _score(
+    q_ptr,
+    bounds_ptr,
+    own_ptr,
+    out_ptr,
+    q_row,
+    pages,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    TAIL: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+):
+    """Write the scores of BLOCK pages for one row: largest head of sum_d max(q max, q min)."""
+    row = tl.program_id(1)
+    older = tl.load(own_ptr + row).to(tl.int32) - TAIL
+    first = tl.program_id(0) * BLOCK
+    if first <= older:
+        page = first + tl.arange(0, BLOCK)
+        d = tl.arange(0, BLOCK_DIM)
+        mask = ((page >= 1) & (page <= older))[:, None] & (d < DIM)[None, :]
+        best = tl.full((BLOCK,), float("-inf"), tl.float32)
+        for head in range(KV_HEADS):
+            at = (head * pages + page)[:, None] * (2 * DIM) + d[None, :]
+            high = tl.load(bounds_ptr + at, mask=mask, other=0.0)
+            low = tl.load(bounds_ptr + at + DIM, mask=mask, other=0.0)
+            for g in range(GROUP):
+                at_q = row.to(tl.int64) * q_row + (head * GROUP + g) * DIM + d
+                q = tl.load(q_ptr + at_q, mask=d < DIM, other=0.0).to(tl.float32)
+                product = tl.maximum(q[None, :] * high, q[None, :] * low)
+                best = tl.maximum(best, tl.sum(product, 1))
+        tl.store(out_ptr + row.to(tl.int64) * pages + page, best, mask=page < pages)
+
+
+@triton.jit
+def _choose(
+    scores_ptr,
+    own_ptr,
+    out_ptr,
+    pages,
+    count,
+    TAIL: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+):
+    """Write the `count` pages of one row: page 0, the best older ones ascending, the tail.
+
+    The threshold is the largest integer image T of a score that at least `want` candidates reach,
+    found by halving; candidates above it are in, those equal to it from the lowest page on until
+    `want` are. The image of a float32 orders as the float does.
+    """
+    row = tl.program_id(0)
+    own = tl.load(own_ptr + row).to(tl.int32)
+    out = out_ptr + row.to(tl.int64) * count
+    if own < count:
+        for start in range(0, count, BLOCK_OUT):
+            i = start + tl.arange(0, BLOCK_OUT)
+            tl.store(out + i, i.to(out_ptr.dtype.element_ty), mask=i < count)
+    else:
+        want = count - 1 - TAIL
+        page = tl.arange(0, BLOCK)
+        valid = (page >= 1) & (page <= own - TAIL)
+        score = tl.load(scores_ptr + row.to(tl.int64) * pages + page, mask=valid, other=0.0)
+        score = tl.where(score == 0.0, 0.0, score)  # one zero, as in a comparison
+        bits = score.to(tl.int32, bitcast=True)
+        image = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+        low = tl.min(tl.where(valid, image, 0x7FFFFFFF), 0).to(tl.int64)
+        high = tl.max(tl.where(valid, image, -0x7FFFFFFF), 0).to(tl.int64)
+        while low < high:
+            middle = low + (high - low + 1) // 2
+            reached = tl.sum((valid & (image >= middle.to(tl.int32))).to(tl.int32), 0)
+            high = tl.where(reached > want, high, tl.where(reached == want, middle, middle - 1))
+            low = tl.where(reached >= want, middle, low)
+        threshold = low.to(tl.int32)
+        above = (valid & (image > threshold)).to(tl.int32)
+        equal = (valid & (image == threshold)).to(tl.int32)
+        ties = want - tl.sum(above, 0)
+        # One scan ranks both: at most 16,384 candidates fill 15 bits.
+        ranks = tl.cumsum(above + equal * 65536, 0)
+        tie_rank = ranks >> 16
+        place = (ranks & 65535) + tl.minimum(tie_rank, ties)
+        chosen = (above > 0) | ((equal > 0) & (tie_rank <= ties))
+        tl.store(out + place, page.to(out_ptr.dtype.element_ty), mask=chosen)
+        tl.store(out, tl.full((), 0, out_ptr.dtype.element_ty))
+        for i in tl.static_range(TAIL):
+            last = (own - TAIL + 1 + i).to(out_ptr.dtype.element_ty)
+            tl.store(out + count - TAIL + i, last)
+
+
+def score_pages(
+    q: torch.Tensor, bounds: torch.Tensor, own_page: torch.Tensor, *, tail: int, out: torch.Tensor
+) -> torch.Tensor:
+    """Write the scores of every older page of each row of `q` [R, K, G, D] into `out` [R, P].
+
+    Pages that are not older than the tail, and page 0, are left as they were or hold no score.
+    """
+    rows, kv_heads, group, dim = q.shape
+    q = _rows_apart(q)
+    assert bounds.is_contiguous()
+    assert out.is_contiguous()
+    pages = bounds.shape[1]
+    _score[(triton.cdiv(pages, SCORE_BLOCK), rows)](
+        q,
+        bounds,
+        own_page,
+        out,
+        q.stride(0),
+        pages,
+        KV_HEADS=kv_heads,
+        GROUP=group,
+        DIM=dim,
+        TAIL=tail,
+        BLOCK=SCORE_BLOCK,
+        BLOCK_DIM=triton.next_power_of_2(dim),
+        num_warps=4,
+    )
+    return out
+
+
+def choose_pages(
+    scores: torch.Tensor, own_page: torch.Tensor, *, count: int, tail: int, out: torch.Tensor
+) -> torch.Tensor:
+    """Write the pages that `scores` [R, P] choose into `out` [R, M], ascending."""
+    rows, pages = scores.shape
+    assert pages <= MAX_PAGES
+    assert count > tail
+    assert scores.is_contiguous()
+    assert out.is_contiguous()
+    block = max(triton.next_power_of_2(pages), 16)
+    _choose[(rows,)](
+        scores,
+        own_page,
+        out,
+        pages,
+        count,
+        TAIL=tail,
+        BLOCK=block,
+        BLOCK_OUT=256,
+        num_warps=min(max(block // 512, 1), 16),
+    )
+    return out
+
+
+def select_pages(
+    q: torch.Tensor,
+    bounds: torch.Tensor,
+    own_page: torch.Tensor,
+    *,
+    count: int,
+    tail: int,
+    out: torch.Tensor | None = None,
+    scores: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the `count` pages [R, M] that each row of `q` [R, K, G, D] reads, ascending.
+
+    `own_page` [R] is read on the device; `out` (any integer type, int64 if not given) and `scores`
+    [R, P] float32 are the caller's buffers where launches are captured.
+    """
+    rows, pages = len(q), bounds.shape[1]
+    if scores is None:
+        scores = torch.empty(rows, pages, dtype=torch.float32, device=q.device)
+    if out is None:
+        out = torch.empty(rows, count, dtype=torch.int64, device=q.device)
+    score_pages(q, bounds, own_page, tail=tail, out=scores)
+    return choose_pages(scores, own_page, count=count, tail=tail, out=out)
+
+
+def _rows_apart(q: torch.Tensor) -> torch.Tensor:
+    """Return `q` [R, K, G, D] with each row contiguous, copied only if it is not."""
+    return q if q[0].is_contiguous() else q.contiguous()
