@@ -20,6 +20,7 @@ from strata.config import (
     SamplingParams,
     SessionConfig,
 )
+from strata.device import device_name
 from strata.draft import Drafter, MtpDrafter, NullDrafter
 from strata.draft.adaptive import AutoDrafts, DraftCount, FixedDrafts
 from strata.draft.ring import DrafterRing
@@ -306,13 +307,6 @@ def _decide(
     )
     warnings += [*resolved.warnings, *decision.warnings]
     return decision
-
-
-def device_name(device: torch.device) -> str:
-    """Return the name that a policy table knows the device by."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"cpu x{torch.get_num_threads()}"
 
 
 def _draft_count(drafts: int | str, device: torch.device) -> DraftCount:

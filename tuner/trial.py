@@ -24,6 +24,7 @@ from strata.config import (
     SpecConfig,
 )
 from strata.errors import StrataError
+from strata.openmp import calm
 from strata.tuner import environment
 from strata.tuner.arms import PairSpec
 from strata.tuner.environment import EngineFacts
@@ -41,7 +42,6 @@ class StrataEngine:
         self._name = model
         self._device = device
         self._model: LanguageModel | None = None
-        self._threads = 1
 
     def prepare(self) -> None:
         """Import torch, and load the model where forks can share it: on a CPU.
@@ -49,12 +49,12 @@ class StrataEngine:
         A CUDA context cannot be inherited, so there each fork loads the model itself.
         """
         os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+        calm()
         import torch
 
         import strata.passages
         import strata.session  # noqa: F401
 
-        self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
         if self._device == "cpu" or (self._device == "auto" and not torch.cuda.is_available()):
             self._load()
@@ -62,8 +62,8 @@ class StrataEngine:
     def describe(self, passages: list[str]) -> EngineFacts:
         """Return the facts of a study over these passages."""
         model = self._in_fork()
+        from strata.device import device_name
         from strata.passages import load_passage
-        from strata.session import device_name
 
         hashed = hashlib.sha256()
         for name in passages:
@@ -80,7 +80,7 @@ class StrataEngine:
             engine_version=environment.engine_version(),
             engine_commit=environment.engine_commit(),
             worker=environment.machine_id(),
-            environment=environment.host_facts() | _torch_facts(model, self._threads),
+            environment=environment.host_facts() | _torch_facts(model),
         )
 
     def open_bench(self, spec: PairSpec, ring_cells: int) -> SessionBench:
@@ -88,9 +88,9 @@ class StrataEngine:
         return SessionBench(self._in_fork(), spec, ring_cells)
 
     def _in_fork(self) -> LanguageModel:
-        import torch
+        from strata.device import set_decode_threads
 
-        torch.set_num_threads(self._threads)
+        set_decode_threads(None)
         return self._load()
 
     def _load(self) -> LanguageModel:
@@ -106,6 +106,7 @@ class SessionBench:
     """One session, prefilled once and rewound after every run."""
 
     def __init__(self, model: LanguageModel, spec: PairSpec, ring_cells: int) -> None:
+        from strata.device import every_core
         from strata.passages import load_passage
         from strata.session import create_session
 
@@ -124,7 +125,8 @@ class SessionBench:
                 f"plan asks for {ring_cells}: {self._session.decision.reason}"
             )
         self._has_window = spec.mode == "on"
-        self._prefill_s = self._session.prefill(prompt).seconds
+        with every_core():
+            self._prefill_s = self._session.prefill(prompt).seconds
 
     def warm_up(self, num_tokens: int) -> None:
         """Decode a few tokens and go back to the state after the prompt."""
@@ -182,10 +184,13 @@ def _session_config(spec: PairSpec, ring_cells: int) -> SessionConfig:
     )
 
 
-def _torch_facts(model: LanguageModel, threads: int) -> dict[str, Any]:
+def _torch_facts(model: LanguageModel) -> dict[str, Any]:
     import torch
 
-    facts: dict[str, Any] = {"torch": str(torch.__version__), "torch_threads": threads}
+    facts: dict[str, Any] = {
+        "torch": str(torch.__version__),
+        "torch_threads": torch.get_num_threads(),
+    }
     if model.device.type == "cuda":
         properties = torch.cuda.get_device_properties(model.device)
         facts |= {"cuda": torch.version.cuda, "gpu_memory_bytes": properties.total_memory}

@@ -13,6 +13,7 @@ from strata.cli import session_options as opt
 from strata.cli.console import EXIT_INTERRUPTED, err, fail_cleanly, note, warn
 from strata.config import DEFAULT_MAX_NEW, PAGE_CELLS, SamplingParams
 from strata.errors import UsageError
+from strata.openmp import calm
 
 if TYPE_CHECKING:
     from strata.lm import LanguageModel
@@ -36,6 +37,9 @@ def generate(
         Path | None, typer.Option(help="Checkpoint folder; unset is the bundled model.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads that decode; unset is 1. Prompts take all.")
+    ] = None,
     max_new: Annotated[int, typer.Option(help="New tokens at most.")] = DEFAULT_MAX_NEW,
     json_file: Annotated[
         str | None,
@@ -97,11 +101,14 @@ def generate(
     )
     text = _prompt_text(prompt, file, passage)
 
+    calm()
+    from strata.device import set_decode_threads
     from strata.lm import bundled_model_path, load_model
     from strata.sampling import Sampler
     from strata.session import create_session
 
     Sampler(params)
+    set_decode_threads(threads)
     loaded = load_model(model or bundled_model_path(), device)
     ids = _prompt_ids(loaded, text, passage)
     session = create_session(loaded, config, prompt_cells=len(ids), max_new=max_new)
@@ -156,9 +163,10 @@ def _run(session: Session, ids: list[int], params: SamplingParams, json_file: st
     )
 
     from strata.cli.stats import stats_block, stats_object
+    from strata.device import every_core
 
     columns = (TextColumn("prefill"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err, transient=True) as progress:
+    with every_core(), Progress(*columns, console=err, transient=True) as progress:
         task = progress.add_task("prefill", total=len(ids))
         prefill = session.prefill(ids, lambda rows: progress.advance(task, rows))
     to_stdout = json_file != "-"

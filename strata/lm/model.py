@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from strata.errors import CheckpointError, UsageError
+from strata.device import resolve_device
+from strata.errors import CheckpointError
 from strata.lm.checkpoint import Checkpoint, hash_checkpoint
 from strata.lm.config import LMConfig, load_config
 from strata.lm.layers import Rotary, project_qkv, rms_norm
@@ -89,24 +90,6 @@ def load_model(path: str | Path, device: str = "auto") -> LanguageModel:
         folder=folder,
         rotary=Rotary(config, target),
     )
-
-
-def resolve_device(name: str) -> torch.device:
-    """Return the device that `auto`, `cpu`, `cuda` or `cuda:N` names."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"--device: {name!r} is not auto, cpu, cuda or cuda:N")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UsageError(
-            f"--device: {name!r} is not there; this machine has "
-            f"{torch.cuda.device_count()} CUDA devices"
-        )
-    return device
 
 
 def bundled_model_path() -> Path:

@@ -9,9 +9,10 @@ from typer.testing import CliRunner
 from strata import __version__
 from strata.cli.policy import app
 from strata.config import KvConfig, SessionConfig, SpecConfig
+from strata.device import device_name
 from strata.errors import TableError
 from strata.policy import POLICIES, Fingerprint, make_tiers, save_table
-from strata.session import create_session, device_name
+from strata.session import create_session
 
 PROMPT, MAX_NEW = 100, 12
 CAP, DEFAULT = 96, 64
