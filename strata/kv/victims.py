@@ -11,9 +11,7 @@ from typing import Protocol
 import torch
 
 from strata.config import Victims
-
-LRFU_DECAY = 0.05
-"""Weight halves every 1 / LRFU_DECAY = 20 resolves of a layer."""
+from strata.kernels.resolve.ref import add_read, lightest, sweep
 
 
 class VictimPolicy(Protocol):
@@ -23,7 +21,7 @@ class VictimPolicy(Protocol):
         """Note that `slots` (each once) were read by a resolve of `layer`."""
 
     def choose(self, layer: int, evictable: torch.Tensor, count: int) -> torch.Tensor:
-        """Return at most `count` slots of `evictable` [S] (bool), first victim first."""
+        """Return at most `count` slots of `evictable` [S] (bool), in the order they are given."""
 
     def clear(self) -> None:
         """Forget every read, so that a ring that is seeded again repeats what it did."""
@@ -38,7 +36,6 @@ class Clock:
     def __init__(self, layers: int, slots: int, device: torch.device) -> None:
         self._referenced = torch.zeros(layers, slots, dtype=torch.bool, device=device)
         self._hand = [0] * layers
-        self._order = torch.arange(slots, device=device)
 
     def touch(self, layer: int, slots: torch.Tensor) -> None:
         """Give `slots` a second chance."""
@@ -49,20 +46,8 @@ class Clock:
 
         If one turn does not find `count`, the second takes the slots that the first spared.
         """
-        referenced = self._referenced[layer]
-        sweep = self._order.roll(-self._hand[layer])
-        sweep = sweep[evictable[sweep]]
-        spared = referenced[sweep]
-        victims = sweep[~spared][:count]
-        if len(victims) < count:
-            referenced[sweep] = False
-            victims = torch.cat([victims, sweep[spared][: count - len(victims)]])
-        else:
-            passed = (self._order.numel() + victims[-1] - self._hand[layer]) % self._order.numel()
-            distance = (sweep - self._hand[layer]) % self._order.numel()
-            referenced[sweep[distance <= passed]] = False
-        if len(victims):
-            self._hand[layer] = (int(victims[-1]) + 1) % self._order.numel()
+        bits, hand = self._referenced[layer], self._hand[layer]
+        victims, self._hand[layer] = sweep(bits, hand, evictable, count)
         return victims
 
     def clear(self) -> None:
@@ -76,11 +61,7 @@ class Clock:
 
 
 class Lrfu:
-    """Least recently / frequently used (Lee et al., 2001): each read weighs 2^(-decay * age).
-
-    The combined weight C is kept as log2(C) + decay * time, which orders slots the same way at
-    any later time, so that nothing needs aging.
-    """
+    """Least recently / frequently used (Lee et al., 2001): each read weighs 2^(-decay * age)."""
 
     def __init__(self, layers: int, slots: int, device: torch.device) -> None:
         self._weight = torch.full((layers, slots), -torch.inf, dtype=torch.float64, device=device)
@@ -89,19 +70,11 @@ class Lrfu:
     def touch(self, layer: int, slots: torch.Tensor) -> None:
         """Add a read of now to each slot's weight."""
         self._time[layer] += 1
-        now = torch.tensor(LRFU_DECAY * self._time[layer], dtype=torch.float64)
-        weight = self._weight[layer]
-        log2 = 0.6931471805599453
-        fresh = torch.logaddexp(weight[slots] * log2, (now * log2).to(weight.device)) / log2
-        weight.index_copy_(0, slots, fresh)
+        add_read(self._weight[layer], slots, self._time[layer])
 
     def choose(self, layer: int, evictable: torch.Tensor, count: int) -> torch.Tensor:
-        """Return the lightest evictable slots, equal ones by number; they forget their past."""
-        candidates = evictable.nonzero()[:, 0]
-        order = self._weight[layer][candidates].argsort(stable=True)
-        victims = candidates[order[:count]]
-        self._weight[layer].index_fill_(0, victims, -torch.inf)
-        return victims
+        """Return the lightest evictable slots, by number; they forget their past."""
+        return lightest(self._weight[layer], evictable, count)
 
     def clear(self) -> None:
         """Clear every weight and start time again."""

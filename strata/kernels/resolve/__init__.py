@@ -1,0 +1,51 @@
+"""Make selected pages resident: who has a slot, who gets one, and whose it was.
+
+One resolve of a layer: pages that have a slot are hits; the others take free slots first, then
+those of victims, in ascending order of page, until slots run out; what is left over is read in
+place. No page asked for is a victim, nor one numbered `keep_from` or more. Decisions are those of
+`strata.kv.residency.Residency`; nothing here moves K/V.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from strata.kernels.resolve import ref
+from strata.kernels.resolve.state import Admitted, ResolveState, state_shapes
+
+__all__ = ["Admitted", "ResolveState", "resolve", "state_shapes"]
+
+
+def resolve(
+    state: ResolveState,
+    pages: torch.Tensor,
+    out: Admitted,
+    *,
+    layer: int,
+    keep_from: torch.Tensor | None = None,
+    base: int = 0,
+    distinct: bool = False,
+    count: bool = True,
+) -> None:
+    """Resolve `pages` [...] of `layer`, plus `base` each, negative ones excepted.
+
+    Changes `state` and writes `out`. `pages` may repeat and need no order, unless the caller says
+    that they are `distinct` and ascending, which saves a pass over all pages. `keep_from` [1] is
+    read on the device. Without `count` the counters stand still: a page that is just born needs
+    a slot but crosses no bus.
+    """
+    if state.table.is_cuda:
+        from strata.kernels.resolve import triton
+
+        triton.resolve(
+            state,
+            pages,
+            out,
+            layer=layer,
+            keep_from=keep_from,
+            base=base,
+            distinct=distinct,
+            count=count,
+        )
+        return
+    ref.resolve(state, pages, out, layer=layer, keep_from=keep_from, base=base, count=count)

@@ -1,0 +1,97 @@
+"""What a resolve reads and changes, all of it device memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from strata.config import Victims
+
+FILLED, TIME, EPOCH, SCALARS = 0, 1, 2, 4
+"""Columns of `scalars`: slots ever filled; the clock's hand or LRFU's time; the last epoch."""
+LOOKUPS, HITS, MISSES, OVERFLOWS, COUNTS = 0, 1, 2, 3, 4
+"""Columns of `counters`."""
+
+Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+def state_shapes(layers: int, pages: int, slots: int, victims: Victims) -> Shapes:
+    """Return the shape and type of each tensor of a `ResolveState`."""
+    memory = torch.uint8 if victims == "clock" else torch.float64
+    return {
+        "table": ((layers, pages), torch.int32),
+        "owner": ((layers, slots), torch.int32),
+        "memory": ((layers, slots), memory),
+        "stamp": ((layers, slots), torch.int32),
+        "seen": ((layers, pages), torch.int32),
+        "scalars": ((layers, SCALARS), torch.int32),
+        "counters": ((layers, COUNTS), torch.int64),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolveState:
+    """Residency of L layers with P pages and S slots each; one layer of experts is a layer too.
+
+    Slots below `scalars[:, FILLED]` have an owner, the others never had one. A stamp or a seen
+    page that equals the epoch of a resolve was selected by it.
+    """
+
+    table: torch.Tensor  # [L, P], slot or -1
+    owner: torch.Tensor  # [L, S], page or -1
+    memory: torch.Tensor  # [L, S], uint8 reference bits (clock) or float64 log2 weights (lrfu)
+    stamp: torch.Tensor  # [L, S]
+    seen: torch.Tensor  # [L, P]
+    scalars: torch.Tensor  # [L, SCALARS]
+    counters: torch.Tensor  # [L, COUNTS]
+
+    @property
+    def victims(self) -> Victims:
+        """Return the policy that `memory` is of."""
+        return "clock" if self.memory.dtype == torch.uint8 else "lrfu"
+
+    def clear(self) -> None:
+        """Forget every page and every read; counters stay."""
+        self.table.fill_(-1)
+        self.owner.fill_(-1)
+        self.memory.fill_(0 if self.victims == "clock" else -torch.inf)
+        for tensor in (self.stamp, self.seen, self.scalars):
+            tensor.zero_()
+
+    @classmethod
+    def empty(
+        cls, layers: int, pages: int, slots: int, victims: Victims, device: torch.device
+    ) -> ResolveState:
+        """Return a cleared state in memory of its own."""
+        shapes = state_shapes(layers, pages, slots, victims)
+        state = cls(
+            **{
+                name: torch.zeros(shape, dtype=dtype, device=device)
+                for name, (shape, dtype) in shapes.items()
+            }
+        )
+        state.clear()
+        return state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    """What a resolve of N layers let in, for the gather; N is 1 for a resolve of one layer.
+
+    The first `count[:, 0]` entries are pages and their new slots. `pages` goes on to `count[:, 1]`
+    with the misses that found no slot and are read in place; what follows is undefined.
+    """
+
+    pages: torch.Tensor  # [N, room]
+    slots: torch.Tensor  # [N, room]
+    count: torch.Tensor  # [N, 2], admitted and missed
+
+    @classmethod
+    def empty(cls, layers: int, room: int, device: torch.device) -> Admitted:
+        """Return lists with room for the distinct pages of one resolve a layer."""
+        return cls(
+            pages=torch.zeros(layers, room, dtype=torch.int32, device=device),
+            slots=torch.zeros(layers, room, dtype=torch.int32, device=device),
+            count=torch.zeros(layers, 2, dtype=torch.int32, device=device),
+        )

@@ -1,0 +1,327 @@
+"""Residency of a layer as one program: look up, rank the misses, choose victims, re-point.
+
+Phases of a program hand lists to each other through global memory; a barrier stands between a
+phase that writes and one that reads. Programs of one launch work on different layers and share
+nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from strata.kernels.resolve.ref import LRFU_DECAY
+from strata.kernels.resolve.state import COUNTS, SCALARS, Admitted, ResolveState
+
+BLOCK = 1024
+MAX_LRFU_SLOTS = 16_384
+"""Slots whose weights one program holds in registers."""
+
+
+@triton.jit
+def _add_read(weight, now):
+    """Return log2(2^weight + 2^now) in float64; a weight of minus infinity has no past."""
+    larger = tl.maximum(weight, now)
+    smaller = tl.minimum(weight, now)
+    return larger + tl.log2(1.0 + tl.exp2(smaller - larger))
+
+
+@triton.jit
+def _sweep(
+    owner_ptr, bits_ptr, stamp_ptr, out_ptr, hand, need, keep, epoch, slots, BLOCK: tl.constexpr
+):
+    """Write at most `need` victims of a second-chance sweep; return their number and the hand.
+
+    A victim of the first turn is stamped, so that what the second turn finds unstamped is what the
+    first spared, in sweep order.
+    """
+    found = need * 0
+    last = found - 1  # place of the last victim, in steps from the hand
+    start = found
+    while (start < slots) & (found < need):
+        i = start + tl.arange(0, BLOCK)
+        inside = i < slots
+        slot = tl.where(hand + i >= slots, hand + i - slots, hand + i)
+        owner = tl.load(owner_ptr + slot, mask=inside, other=-1)
+        stamp = tl.load(stamp_ptr + slot, mask=inside, other=0)
+        bit = tl.load(bits_ptr + slot, mask=inside, other=1)
+        evictable = inside & (owner >= 0) & (owner < keep) & (stamp != epoch)
+        cold = evictable & (bit == 0)
+        rank = found + tl.cumsum(cold.to(tl.int32), 0)
+        victim = cold & (rank <= need)
+        tl.store(out_ptr + rank - 1, slot, mask=victim)
+        tl.store(stamp_ptr + slot, epoch + tl.zeros((BLOCK,), tl.int32), mask=victim)
+        last = tl.maximum(last, tl.max(tl.where(victim, i, -1), 0))
+        found += tl.sum(victim.to(tl.int32), 0)
+        passed = tl.where(found == need, last, start + BLOCK)
+        tl.store(bits_ptr + slot, tl.zeros((BLOCK,), tl.uint8), mask=evictable & (i <= passed))
+        start += BLOCK
+    tl.debug_barrier()
+    start = need * 0
+    while (start < slots) & (found < need):
+        i = start + tl.arange(0, BLOCK)
+        inside = i < slots
+        slot = tl.where(hand + i >= slots, hand + i - slots, hand + i)
+        owner = tl.load(owner_ptr + slot, mask=inside, other=-1)
+        stamp = tl.load(stamp_ptr + slot, mask=inside, other=0)
+        evictable = inside & (owner >= 0) & (owner < keep) & (stamp != epoch)
+        rank = found + tl.cumsum(evictable.to(tl.int32), 0)
+        victim = evictable & (rank <= need)
+        tl.store(out_ptr + rank - 1, slot, mask=victim)
+        furthest = tl.max(tl.where(victim, i, -1), 0)
+        last = tl.where(furthest >= 0, furthest, last)
+        found += tl.sum(victim.to(tl.int32), 0)
+        start += BLOCK
+    return found, tl.where(last >= 0, (hand + last + 1) % slots, hand)
+
+
+@triton.jit
+def _lightest(
+    owner_ptr, weight_ptr, stamp_ptr, out_ptr, need, keep, epoch, slots, BLOCK: tl.constexpr
+):
+    """Write at most `need` lightest slots, by number; return how many.
+
+    The threshold is found by halving over integers that order as the float64 weights do.
+    """
+    slot = tl.arange(0, BLOCK)
+    inside = slot < slots
+    owner = tl.load(owner_ptr + slot, mask=inside, other=-1)
+    stamp = tl.load(stamp_ptr + slot, mask=inside, other=0)
+    evictable = inside & (owner >= 0) & (owner < keep) & (stamp != epoch)
+    weight = tl.load(weight_ptr + slot, mask=evictable, other=0.0)
+    bits = weight.to(tl.int64, bitcast=True)
+    image = tl.where(bits < 0, bits ^ 0x7FFFFFFFFFFFFFFF, bits)
+    low = tl.min(tl.where(evictable, image, 0x7FFFFFFFFFFFFFFF), 0)
+    high = tl.max(tl.where(evictable, image, -0x7FFFFFFFFFFFFFFF), 0)
+    found = tl.minimum(tl.sum(evictable.to(tl.int32), 0), need)
+    while low < high:
+        middle = (low >> 1) + (high >> 1) + (low & high & 1)  # the sum may not fit
+        reached = tl.sum((evictable & (image <= middle)).to(tl.int32), 0)
+        low = tl.where(reached < found, middle + 1, tl.where(reached == found, middle, low))
+        high = tl.where(reached >= found, middle, high)
+    below = (evictable & (image < low)).to(tl.int32)
+    equal = (evictable & (image == low)).to(tl.int32)
+    ties = found - tl.sum(below, 0)
+    ranks = tl.cumsum(below + equal * 65536, 0)
+    tie_rank = ranks >> 16
+    place = (ranks & 65535) + tl.minimum(tie_rank, ties) - 1
+    chosen = (below > 0) | ((equal > 0) & (tie_rank <= ties))
+    tl.store(out_ptr + place, slot, mask=chosen)
+    return found
+
+
+@triton.jit
+def _resolve(
+    pages_ptr,
+    table_ptr,
+    owner_ptr,
+    memory_ptr,
+    stamp_ptr,
+    seen_ptr,
+    scalars_ptr,
+    counters_ptr,
+    out_pages_ptr,
+    out_slots_ptr,
+    out_count_ptr,
+    keep_ptr,
+    first_layer,
+    num_asked,
+    pages_stride,
+    room,
+    base,
+    pages,
+    slots,
+    CLOCK: tl.constexpr,
+    DISTINCT: tl.constexpr,
+    COUNT: tl.constexpr,
+    KEEP: tl.constexpr,
+    DECAY: tl.constexpr,
+    NUM_SCALARS: tl.constexpr,
+    NUM_COUNTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_SLOTS: tl.constexpr,
+):
+    program = tl.program_id(0).to(tl.int64)
+    layer = program + first_layer
+    pages_ptr += program * pages_stride
+    out_pages_ptr += program * room
+    out_slots_ptr += program * room
+    out_count_ptr += program * 2
+    table_ptr += layer * pages
+    seen_ptr += layer * pages
+    owner_ptr += layer * slots
+    memory_ptr += layer * slots
+    stamp_ptr += layer * slots
+    scalars_ptr += layer * NUM_SCALARS
+    counters_ptr += layer * NUM_COUNTS
+    filled = tl.load(scalars_ptr)
+    time = tl.load(scalars_ptr + 1)
+    epoch = tl.load(scalars_ptr + 2) + 1
+    old_lookups = tl.load(counters_ptr)
+    old_hits = tl.load(counters_ptr + 1)
+    old_misses = tl.load(counters_ptr + 2)
+    old_overflows = tl.load(counters_ptr + 3)
+    keep = tl.load(keep_ptr).to(tl.int32) if KEEP else pages
+    now = (time + 1).to(tl.float64) * tl.full((), DECAY, tl.float64)
+
+    # Look up: hits are stamped and read now, misses listed ascending.
+    if DISTINCT:
+        end = num_asked
+    else:
+        end = pages
+        for start in range(0, num_asked, BLOCK):
+            i = start + tl.arange(0, BLOCK)
+            page = tl.load(pages_ptr + i, mask=i < num_asked, other=-1).to(tl.int32)
+            marks = epoch + tl.zeros((BLOCK,), tl.int32)
+            tl.store(seen_ptr + page + base, marks, mask=page >= 0)
+        tl.debug_barrier()
+    lookups = filled * 0
+    missed = filled * 0
+    for start in range(0, end, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        if DISTINCT:
+            page = tl.load(pages_ptr + i, mask=i < num_asked, other=-1).to(tl.int32)
+            asked = page >= 0
+            page += base
+        else:
+            page = i
+            asked = tl.load(seen_ptr + i, mask=i < pages, other=0) == epoch
+        slot = tl.load(table_ptr + page, mask=asked, other=-1)
+        hit = asked & (slot >= 0)
+        miss = asked & (slot < 0)
+        tl.store(stamp_ptr + slot, epoch + tl.zeros((BLOCK,), tl.int32), mask=hit)
+        if CLOCK:
+            tl.store(memory_ptr + slot, tl.full((BLOCK,), 1, tl.uint8), mask=hit)
+        else:
+            weight = tl.load(memory_ptr + slot, mask=hit, other=0.0)
+            tl.store(memory_ptr + slot, _add_read(weight, now), mask=hit)
+        rank = missed + tl.cumsum(miss.to(tl.int32), 0)
+        tl.store(out_pages_ptr + rank - 1, page, mask=miss)
+        missed += tl.sum(miss.to(tl.int32), 0)
+        lookups += tl.sum(asked.to(tl.int32), 0)
+    tl.debug_barrier()
+
+    # Slots: free ones first, then victims.
+    free = tl.minimum(slots - filled, missed)
+    for start in range(0, free, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        tl.store(out_slots_ptr + i, filled + i, mask=i < free)
+    need = missed - free
+    found = need * 0
+    if CLOCK:
+        found, time = _sweep(
+            owner_ptr,
+            memory_ptr,
+            stamp_ptr,
+            out_slots_ptr + free,
+            time,
+            need,
+            keep,
+            epoch,
+            slots,
+            BLOCK,
+        )
+    else:
+        time += 1
+        if need > 0:
+            found = _lightest(
+                owner_ptr,
+                memory_ptr,
+                stamp_ptr,
+                out_slots_ptr + free,
+                need,
+                keep,
+                epoch,
+                slots,
+                BLOCK_SLOTS,
+            )
+    tl.debug_barrier()
+
+    # Re-point: who is evicted was not asked for, so the two stores to the table never meet.
+    admitted = free + found
+    for start in range(0, admitted, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        mask = i < admitted
+        page = tl.load(out_pages_ptr + i, mask=mask, other=0)
+        slot = tl.load(out_slots_ptr + i, mask=mask, other=0)
+        evicted = tl.load(owner_ptr + slot, mask=mask, other=-1)
+        tl.debug_barrier()  # no thread may write an owner that another has yet to read
+        tl.store(table_ptr + evicted, tl.full((BLOCK,), -1, tl.int32), mask=evicted >= 0)
+        tl.store(table_ptr + page, slot, mask=mask)
+        tl.store(owner_ptr + slot, page, mask=mask)
+        if CLOCK:
+            tl.store(memory_ptr + slot, tl.full((BLOCK,), 1, tl.uint8), mask=mask)
+        else:
+            weight = tl.load(memory_ptr + slot, mask=i < free, other=float("-inf"))
+            tl.store(memory_ptr + slot, _add_read(weight, now), mask=mask)
+    tl.store(scalars_ptr, filled + free)
+    tl.store(scalars_ptr + 1, time)
+    tl.store(scalars_ptr + 2, epoch)
+    tl.store(out_count_ptr, admitted)
+    tl.store(out_count_ptr + 1, missed)
+    if COUNT:
+        tl.store(counters_ptr, old_lookups + lookups)
+        tl.store(counters_ptr + 1, old_hits + lookups - missed)
+        tl.store(counters_ptr + 2, old_misses + missed)
+        tl.store(counters_ptr + 3, old_overflows + missed - admitted)
+
+
+def resolve(
+    state: ResolveState,
+    pages: torch.Tensor,
+    out: Admitted,
+    *,
+    layer: int | None,
+    keep_from: torch.Tensor | None = None,
+    base: int = 0,
+    distinct: bool = False,
+    count: bool = True,
+    block: int = BLOCK,
+) -> None:
+    """Resolve `pages` of one layer, or of every layer in one launch; see the package."""
+    layers, num_pages = state.table.shape
+    slots = state.owner.shape[1]
+    clock = state.victims == "clock"
+    assert clock or slots <= MAX_LRFU_SLOTS
+    assert clock or block == BLOCK or slots <= 4096
+    assert pages.is_contiguous()
+    programs = 1 if layer is not None else layers
+    per_layer = layer is None and pages.ndim > 1 and len(pages) == layers
+    asked = pages.numel() // layers if per_layer else pages.numel()
+    assert out.pages.shape[0] == programs
+    assert out.pages.shape[1] >= min(asked, num_pages)
+    block_slots = max(triton.next_power_of_2(slots), 16)
+    _resolve[(programs,)](
+        pages,
+        state.table,
+        state.owner,
+        state.memory,
+        state.stamp,
+        state.seen,
+        state.scalars,
+        state.counters,
+        out.pages,
+        out.slots,
+        out.count,
+        state.scalars if keep_from is None else keep_from,
+        layer or 0,
+        asked,
+        asked if per_layer else 0,
+        out.pages.shape[1],
+        base,
+        num_pages,
+        slots,
+        CLOCK=clock,
+        DISTINCT=distinct,
+        COUNT=count,
+        KEEP=keep_from is not None,
+        DECAY=LRFU_DECAY,
+        NUM_SCALARS=SCALARS,
+        NUM_COUNTS=COUNTS,
+        BLOCK=block,
+        BLOCK_SLOTS=block_slots,
+        # No more threads than a block has elements: copies of an element in another warp could
+        # read a stamp after it was written.
+        num_warps=16 if not clock and block_slots > 4096 else max(1, min(block // 32, 8)),
+    )
