@@ -46,6 +46,7 @@ class SweepBar:
             console=err,
             disable=not err.is_terminal,
             speed_estimate_period=SPEED_PERIOD_S,
+            refresh_per_second=1,  # the cores are being timed
         )
         self._started_s = time.monotonic()
         self._start_pairs = 0
