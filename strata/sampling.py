@@ -14,6 +14,9 @@ from strata.config import SamplingParams
 from strata.errors import UsageError
 from strata.noise import gumbel
 
+GREEDY_BELOW = 1e-5
+"""A temperature under this is greedy: the quotient of a logit would leave float32."""
+
 
 class Sampler:
     """Pick tokens by `params`; temperature 0 is greedy and draws no noise."""
@@ -24,7 +27,7 @@ class Sampler:
 
     def pick(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the ids [R] drawn from `logits` [R, V] for the tokens at `positions` [R]."""
-        if self._p.temperature == 0:
+        if self._p.temperature < GREEDY_BELOW:
             return logits.argmax(-1)
         return (self._process(logits) + gumbel(positions, logits.shape[-1], self._p.seed)).argmax(
             -1
@@ -45,6 +48,7 @@ class Sampler:
             ranked, order = logits.sort(dim=-1, descending=True, stable=True)
             probs = ranked.softmax(-1)
             outside = probs.cumsum(-1) - probs >= p.top_p
+            outside[:, 0] = False  # also where top-p is 0
             logits = logits.masked_fill(outside.gather(-1, order.argsort(-1)), -torch.inf)
         if p.min_p > 0:
             probs = logits.softmax(-1)
