@@ -7,6 +7,7 @@ Every default lives here and nowhere else; the CLI, the tuner and the tests read
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -57,9 +58,9 @@ class Selection:
         from strata.units import parse_cells
 
         head, slash, tail = text.strip().partition("/")
-        if slash and head == "depth" and tail.isdigit() and int(tail) > 0:
-            return cls(depth_divisor=int(tail))
         if slash:
+            if head == "depth" and re.fullmatch(r"[1-9][0-9]{0,8}", tail):
+                return cls(depth_divisor=int(tail))
             raise UsageError(f"--kv-select: {text!r} is neither a number of cells nor depth/N")
         cells = parse_cells(text, name="--kv-select")
         if cells < 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -49,7 +50,7 @@ def load_passage(spec: str, tokenizer: Tokenizer) -> list[int]:
     """
     size, _, seed = spec.partition(":")
     cells = parse_cells(size, name="--passage")
-    if cells < 1 or (seed and not seed.isdigit()):
+    if cells < 1 or not re.fullmatch(r"[0-9]{0,18}", seed):
         raise UsageError(f"--passage: {spec!r} is not CELLS or CELLS:SEED, like 4096:3")
     listed = documents()
     document = listed[int(seed or 0) % len(listed)]

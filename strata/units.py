@@ -6,7 +6,8 @@ import re
 
 from strata.errors import UsageError
 
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
+_CELLS = re.compile(r"\s*(-?\d{1,18})\s*([km]?)\s*", re.IGNORECASE)
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -32,7 +33,7 @@ def parse_cells(text: str, *, name: str) -> int:
 
     Raises UsageError for anything else; a sign is left to the caller's own rule.
     """
-    match = re.fullmatch(r"\s*(-?\d+)\s*([km]?)\s*", text, re.IGNORECASE)
+    match = _CELLS.fullmatch(text)
     if match is None:
         raise UsageError(f"{name}: {text!r} is not a number of cells; write it like 32768 or 32K")
     number = int(match.group(1)) * int(1024 ** _POWER[match.group(2).lower()])
