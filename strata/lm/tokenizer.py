@@ -8,7 +8,7 @@ from pathlib import Path
 import tokenizers
 
 from strata.errors import CheckpointError
-from strata.lm.config import LMConfig
+from strata.lm.config import LMConfig, parse_eos
 
 
 class Tokenizer:
@@ -77,8 +77,11 @@ def load_tokenizer(folder: Path, config: LMConfig) -> Tokenizer:
 
 
 def _generation_eos(folder: Path) -> tuple[int, ...]:
-    try:
-        eos = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
-    except (OSError, ValueError, KeyError):
+    """Return the ids that `folder`/generation_config.json ends at; the file is optional."""
+    path = folder / "generation_config.json"
+    if not path.is_file():
         return ()
-    return tuple(eos) if isinstance(eos, list) else (int(eos),)
+    try:
+        return parse_eos(json.loads(path.read_text(encoding="utf-8")).get("eos_token_id"))
+    except (OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from None
