@@ -10,9 +10,22 @@ from pathlib import Path
 def write_whole(path: Path, data: bytes) -> None:
     """Write `data` beside `path`, then rename over it; on failure nothing is left behind.
 
-    Raises OSError as the system gives it (full disk, no such folder, no permission).
+    A link is followed, and what is no ordinary file (``/dev/null``, a pipe) is written to, never
+    replaced. Raises OSError, naming `path`, as the system gives it (full disk, no such folder,
+    no permission).
     """
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        target = path.resolve()
+        if target.exists() and not target.is_file():
+            target.write_bytes(data)
+        else:
+            _replace(target, data)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _replace(path: Path, data: bytes) -> None:
+    handle, name = tempfile.mkstemp(prefix=f".{path.name[:64]}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
