@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from dataclasses import dataclass, field
+from itertools import groupby
 from statistics import quantiles
 from typing import Literal
 
@@ -80,12 +81,12 @@ class Generation:
 
         Tokens of one round arrive together; each takes its share of the round.
         """
-        gaps, at = [], self.times_s[0] if self.times_s else 0.0
-        for start in range(1, len(self.times_s)):
-            if self.times_s[start] != self.times_s[start - 1]:
-                together = self.times_s.count(self.times_s[start])
-                gaps += [(self.times_s[start] - at) / together * 1e3] * together
-                at = self.times_s[start]
+        gaps: list[float] = []
+        last = self.times_s[0] if self.times_s else 0.0
+        for time, round_times in groupby(self.times_s[1:]):
+            together = len(list(round_times))
+            gaps += [(time - last) / together * 1e3] * together
+            last = time
         if len(gaps) < 2:
             return gaps[0] if gaps else None
         return quantiles(gaps, n=100, method="inclusive")[percent - 1]
