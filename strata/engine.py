@@ -101,8 +101,9 @@ class Engine:
 
     @torch.inference_mode()
     def first_token(self, sampler: Sampler) -> int:
-        """Return the token behind the prompt."""
-        assert self._prompt_hidden is not None, "first_token follows prefill or rewind"
+        """Return the token behind the prompt; raise RuntimeError where it has been drawn."""
+        if self._prompt_hidden is None or self._last is not None:
+            raise RuntimeError("a continuation follows prefill or rewind")
         logits = self.model.logits(self._prompt_hidden)
         token = sampler.pick(logits, self._positions(self._prompt_cells, 1))
         self._note_gap(logits)

@@ -118,6 +118,7 @@ class Demand:
 
     def check(self, minimum_cells: int) -> None:
         """Raise BudgetError where not even the minimum ring fits, naming the least that would."""
+        minimum_cells = min(minimum_cells, round_up(self.max_context, self.page_cells))
         if self.budget_bytes is None or self.fits(minimum_cells, self.fewest_experts):
             return
         least = self.model.weights.device_bytes() + self.arena_bytes(

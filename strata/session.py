@@ -98,7 +98,11 @@ class Session:
     def prefill(
         self, ids: list[int], on_progress: Callable[[int], None] | None = None
     ) -> PrefillStats:
-        """Run the prompt `ids`; `on_progress` is told the rows of each chunk."""
+        """Run the prompt `ids`; `on_progress` is told the rows of each chunk.
+
+        Raises UsageError for a prompt that is longer than the session was created for.
+        """
+        self._check_room(len(ids), "a prompt")
         start = time.perf_counter()
         self.engine.prefill(ids, on_progress)
         _synchronise(self.model.device)
@@ -109,9 +113,12 @@ class Session:
     ) -> Generation:
         """Continue the prompt; `on_text` is given text as it becomes certain.
 
-        KeyboardInterrupt ends the generation and keeps what it has (`stopped` says so).
+        KeyboardInterrupt ends the generation and keeps what it has (`stopped` says so). A second
+        continuation follows `rewind`. Raises UsageError for more new tokens than the session
+        has room for.
         """
         engine, sampler = self.engine, Sampler(params)
+        self._check_room(engine.kv.committed + params.max_new, "prompt and new tokens")
         count = _draft_count(self.drafts, self.model.device)
         stream = TextStream(self.model.tokenizer)
         matcher = StopMatcher(params.stop)
@@ -155,6 +162,14 @@ class Session:
         out.kv = engine.kv.counters.total() - kv_before
         out.experts = engine.experts.counters - experts_before
         return out
+
+    def _check_room(self, cells: int, what: str) -> None:
+        g = self.engine.kv.geometry
+        if cells > g.pages * g.page_cells:
+            raise UsageError(
+                f"{what} of {cells} cells exceed the {g.pages * g.page_cells} that this session "
+                "was created for"
+            )
 
     def rewind(self) -> None:
         """Go back to the state right behind the prompt; the ring is seeded again."""
@@ -206,18 +221,18 @@ def create_session(
 
 def _resolve_drafts(model: LanguageModel, config: SessionConfig) -> int | str:
     drafts = config.spec.drafts
-    if drafts is None:
-        return 1 if model.has_mtp else 0
-    if drafts != "auto" and not 0 <= int(drafts) <= MAX_DRAFTS:
-        raise UsageError(f"--spec: {drafts} is outside 0 to {MAX_DRAFTS}")
-    if drafts and not model.has_mtp:
-        raise UsageError(f"--spec: {model.folder} has no MTP layer to draft with; use --spec 0")
     if not 0 <= config.spec.min_p <= 1:
         raise UsageError(f"--spec-min-p: {config.spec.min_p} is outside 0 to 1")
     if (config.spec.window_cells or 0) < 0:
         raise UsageError(
             f"--mtp-window: {config.spec.window_cells} is negative; 0 reads everything"
         )
+    if drafts is None:
+        return 1 if model.has_mtp else 0
+    if drafts != "auto" and not 0 <= int(drafts) <= MAX_DRAFTS:
+        raise UsageError(f"--spec: {drafts} is outside 0 to {MAX_DRAFTS}")
+    if drafts and not model.has_mtp:
+        raise UsageError(f"--spec: {model.folder} has no MTP layer to draft with; use --spec 0")
     return drafts
 
 
@@ -236,9 +251,13 @@ def _demand(
             f"{positions} positions; shorten the prompt or --max-new"
         )
     need = need_cells(prompt_cells=prompt_cells, max_new=max_new, page_cells=page)
-    max_context = config.max_context_cells or need
+    max_context = need if config.max_context_cells is None else config.max_context_cells
     if max_context < need:
         raise UsageError(f"--max-context: {max_context} cells are fewer than the {need} needed")
+    if max_context > max(need, positions):
+        raise UsageError(
+            f"--max-context: {max_context} cells are more than the model's {positions} positions"
+        )
     return Demand(
         model=model,
         need=need,
