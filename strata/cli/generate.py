@@ -99,6 +99,7 @@ def generate(
         stop=tuple(stop or ()),
         ignore_eos=ignore_eos,
     )
+    _check_json_target(json_file)
     text = _prompt_text(prompt, file, passage)
 
     calm()
@@ -136,12 +137,21 @@ def _prompt_text(prompt: str | None, file: Path | None, passage: str | None) -> 
     elif prompt is None or prompt == "-":
         if sys.stdin.isatty() and prompt is None:
             raise UsageError("no prompt: give PROMPT, --file, --passage, or pipe one in")
-        text = sys.stdin.read()
+        text = _read_stdin()
     else:
         text = prompt
     if not text:
         raise UsageError("the prompt is empty; give at least one character")
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise UsageError("the prompt is not UTF-8 text")
     return text
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"standard input is not UTF-8 text ({error.reason})") from None
 
 
 def _prompt_ids(model: LanguageModel, text: str | None, passage: str | None) -> list[int]:
@@ -185,6 +195,17 @@ def _run(session: Session, ids: list[int], params: SamplingParams, json_file: st
         _write_json(json_file, stats)
     if generation.stopped == "interrupted":
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _check_json_target(target: str | None) -> None:
+    """Raise UsageError now where nothing could be written when the generation is over."""
+    if target in (None, "-"):
+        return
+    path = Path(target)
+    if not path.parent.is_dir():
+        raise UsageError(f"--json: {path.parent} is no folder")
+    if path.is_dir():
+        raise UsageError(f"--json: {path} is a folder; give a file")
 
 
 def _write_json(target: str, stats: dict[str, Any]) -> None:
