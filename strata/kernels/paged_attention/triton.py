@@ -1,0 +1,266 @@
+"""Paged attention in Triton: partial results of fixed splits, then one reduction in their order.
+
+Everything that could make a row's bits depend on its company is fixed: the cells of a split and
+of a block, the rows of a query tile, the order of the reduction. What varies between calls (rows,
+grid, lengths) is never specialised on, so one binary serves them all.
+"""
+
+import os
+
+import torch
+import triton
+import triton.language as tl
+
+from strata.kernels.device import on_device_of
+
+SPLIT_CELLS = 128
+"""Cells of a split, rounded down to whole pages: at 1K cells 8 programs a head share the work."""
+TILE_ROWS = 8
+"""Query rows of a dense tile, present or not."""
+REDUCE_SPLITS = 64
+"""Splits that the reduction adds at a time."""
+REDUCE_DIMS = 32
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Interpreted products take bfloat16 for integers, so operands are widened there."""
+
+
+@triton.jit(do_not_specialize=["rows", "splits", "listed_pages", "pages_stride"])
+def _attend_splits(
+    q_ptr,
+    pool_ptr,
+    host_ptr,
+    table_ptr,
+    positions_ptr,
+    pages_ptr,
+    sums_ptr,
+    stats_ptr,
+    rows,
+    splits,
+    listed_pages,
+    q_stride,
+    pages_stride,
+    scale,
+    SELECTED: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE_CELLS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    split = tl.program_id(0)
+    head = tl.program_id(1)
+    tile = tl.program_id(2)
+    m = tl.arange(0, BLOCK_M)
+    d = tl.arange(0, BLOCK_D)
+    row = tile * ROWS + m // GROUP
+    given = (m < ROWS * GROUP) & (row < rows)
+    position = tl.load(positions_ptr + row, mask=given, other=-1).to(tl.int32)
+    last = tl.max(position, 0)
+    first = tl.min(tl.where(given, position, last), 0)
+    begin = split * SPLIT
+    end = tl.minimum(begin + SPLIT, listed_pages * PAGE_CELLS)
+    if not SELECTED:  # noqa: SIM102 (one condition is the compiler's)
+        # The reduction never reads a split behind the last position.
+        if begin > last:
+            return
+
+    q_at = row[:, None] * q_stride + (head * GROUP + m % GROUP)[:, None] * DIM + d[None, :]
+    q = tl.load(q_ptr + q_at, mask=given[:, None] & (d[None, :] < DIM), other=0.0)  # [M, D]
+    if WIDEN:
+        q = q.to(tl.float32)
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for block in range(0, SPLIT, BLOCK_N):
+        n = begin + block + tl.arange(0, BLOCK_N)
+        listed = n < end
+        page = n // PAGE_CELLS
+        offset = n % PAGE_CELLS
+        if SELECTED:
+            page_at = pages_ptr + tile * pages_stride + page
+            page = tl.load(page_at, mask=listed, other=0).to(tl.int32)
+        cell = page * PAGE_CELLS + offset
+        wanted = listed & (cell <= last)
+        slot = tl.load(table_ptr + page, mask=wanted, other=0)
+        plane = tl.where(slot >= 0, slot, page).to(tl.int64) * (2 * KV_HEADS) + head
+        base = tl.where(slot >= 0, pool_ptr, host_ptr) + (plane * PAGE_CELLS + offset) * DIM
+        at = base[:, None] + d[None, :]
+        mask = wanted[:, None] & (d[None, :] < DIM)
+        k = tl.load(at, mask=mask, other=0.0)  # [N, D]
+        v = tl.load(at + KV_HEADS * PAGE_CELLS * DIM, mask=mask, other=0.0)
+        if WIDEN:
+            k = k.to(tl.float32)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale  # [M, N]
+        visible = wanted[None, :] & (cell[None, :] <= position[:, None])
+        scores = tl.where(visible, scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        pivot = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weights = tl.exp2(scores - pivot[:, None])
+        if not SELECTED:  # noqa: SIM102
+            # Zero weight does not silence a NaN in the cell of a later row: such a value becomes
+            # zero, and the weights of the rows that do read it become NaN.
+            if begin + block + BLOCK_N - 1 > first:
+                finite = tl.abs(v.to(tl.float32)) < float("inf")
+                broken = tl.max(tl.where(finite, 0, 1), 1) > 0
+                v = tl.where(broken[:, None], tl.zeros_like(v), v)
+                weights = tl.where(visible & broken[None, :], float("nan"), weights)
+        fade = tl.exp2(top - pivot)
+        total = total * fade + tl.sum(weights, 1)
+        narrow = weights.to(v.dtype)
+        if WIDEN:
+            narrow = narrow.to(tl.float32)
+            v = v.to(tl.float32)
+        acc = tl.dot(narrow, v, acc * fade[:, None], input_precision="ieee")
+        top = new_top
+
+    query = ((row * KV_HEADS + head) * GROUP + m % GROUP).to(tl.int64)
+    part = query * splits + split
+    tl.store(stats_ptr + part, top, mask=given)
+    queries = rows * KV_HEADS * GROUP
+    tl.store(stats_ptr + queries.to(tl.int64) * splits + part, total, mask=given)
+    sums_at = part[:, None] * DIM + d[None, :]
+    tl.store(sums_ptr + sums_at, acc, mask=given[:, None] & (d[None, :] < DIM))
+
+
+@triton.jit(do_not_specialize=["splits"])
+def _reduce_splits(
+    sums_ptr,
+    stats_ptr,
+    positions_ptr,
+    out_ptr,
+    splits,
+    SELECTED: tl.constexpr,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    query = tl.program_id(0)
+    d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    count = splits
+    if not SELECTED:
+        position = tl.load(positions_ptr + query // HEADS).to(tl.int32)
+        count = tl.minimum(position // SPLIT + 1, splits)
+    totals_ptr = stats_ptr + tl.num_programs(0).to(tl.int64) * splits
+    first_part = query.to(tl.int64) * splits
+    top = tl.full([1], float("-inf"), tl.float32)
+    total = tl.zeros([1], tl.float32)
+    acc = tl.zeros([BLOCK_D], tl.float32)
+    for start in range(0, count, BLOCK_S):
+        s = start + tl.arange(0, BLOCK_S)
+        there = s < count
+        part = first_part + s
+        tops = tl.load(stats_ptr + part, mask=there, other=float("-inf"))
+        totals = tl.load(totals_ptr + part, mask=there, other=0.0)
+        mask = there[:, None] & (d[None, :] < DIM)
+        sums = tl.load(sums_ptr + part[:, None] * DIM + d[None, :], mask=mask, other=0.0)
+        new_top = tl.maximum(top, tl.max(tops, 0))
+        pivot = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weights = tl.exp2(tops - pivot)
+        fade = tl.exp2(top - pivot)
+        total = total * fade + tl.sum(totals * weights, 0)
+        acc = acc * fade + tl.sum(sums * weights[:, None], 0)
+        top = new_top
+    out_at = query.to(tl.int64) * DIM + d
+    tl.store(out_ptr + out_at, (acc / total).to(out_ptr.dtype.element_ty), mask=d < DIM)
+
+
+def attend_dense(
+    q: torch.Tensor,
+    pool: torch.Tensor,
+    host: torch.Tensor,
+    table: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    max_pages: int,
+) -> torch.Tensor:
+    """Launch over K/V heads x splits, all rows in one tile."""
+    return _attend(q, pool, host, table, positions, None, max_pages)
+
+
+def attend_selected(
+    q: torch.Tensor,
+    pool: torch.Tensor,
+    host: torch.Tensor,
+    table: torch.Tensor,
+    positions: torch.Tensor,
+    pages: torch.Tensor,
+) -> torch.Tensor:
+    """Launch over rows x K/V heads x splits of a row's list."""
+    return _attend(q, pool, host, table, positions, pages, pages.shape[1])
+
+
+def _attend(
+    q: torch.Tensor,
+    pool: torch.Tensor,
+    host: torch.Tensor,
+    table: torch.Tensor,
+    positions: torch.Tensor,
+    pages: torch.Tensor | None,
+    listed_pages: int,
+) -> torch.Tensor:
+    rows, kv_heads, group, dim = q.shape
+    assert rows <= TILE_ROWS, f"{rows} rows in one call, at most {TILE_ROWS} are possible"
+    if q.stride()[1:] != (group * dim, dim, 1):
+        q = q.contiguous()
+    assert pages is None or pages.stride(1) == 1, "a row's pages are contiguous"
+    page_cells, heads = pool.shape[1], kv_heads * group
+    split_pages = max(1, SPLIT_CELLS // page_cells)
+    splits = triton.cdiv(listed_pages, split_pages)
+    selected = pages is not None
+    tile_rows = 1 if selected else TILE_ROWS
+    block_m = max(16, triton.next_power_of_2(tile_rows * group))
+    sums = torch.empty(rows * heads, splits, dim, dtype=torch.float32, device=q.device)
+    stats = torch.empty(2, rows * heads, splits, dtype=torch.float32, device=q.device)
+    out = torch.empty(rows, heads * dim, dtype=q.dtype, device=q.device)
+    with on_device_of(q):
+        _attend_splits[(splits, kv_heads, rows if selected else 1)](
+            q,
+            pool,
+            host,
+            table,
+            positions,
+            table if pages is None else pages,
+            sums,
+            stats,
+            rows,
+            splits,
+            listed_pages,
+            q.stride(0),
+            0 if pages is None else pages.stride(0),
+            dim**-0.5 * 1.4426950408889634,  # scores in powers of two
+            SELECTED=selected,
+            KV_HEADS=kv_heads,
+            GROUP=group,
+            DIM=dim,
+            PAGE_CELLS=page_cells,
+            SPLIT=split_pages * page_cells,
+            ROWS=tile_rows,
+            BLOCK_M=block_m,
+            BLOCK_N=64 if q.element_size() == 2 else 32,
+            BLOCK_D=triton.next_power_of_2(dim),
+            WIDEN=INTERPRETED,
+            num_warps=8 if block_m > 64 else 4,
+            num_stages=2,
+        )
+        _reduce_splits[(rows * heads, triton.cdiv(dim, REDUCE_DIMS))](
+            sums,
+            stats,
+            positions,
+            out,
+            splits,
+            SELECTED=selected,
+            HEADS=heads,
+            DIM=dim,
+            SPLIT=split_pages * page_cells,
+            BLOCK_S=REDUCE_SPLITS,
+            BLOCK_D=REDUCE_DIMS,
+            num_warps=4,
+        )
+    return out
