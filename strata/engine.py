@@ -14,7 +14,7 @@ import torch
 from strata.draft.base import Drafter
 from strata.experts.cache import ExpertCache
 from strata.kernels.attention import attend_chunk
-from strata.kernels.experts import expert_product, grouped_product, route
+from strata.kernels.experts import grouped_product, route
 from strata.kv.cache import SEED_ROWS, KvCache
 from strata.lm.model import LanguageModel
 from strata.sampling import Sampler
@@ -146,8 +146,7 @@ class Engine:
 
         def experts(layer: int, x: torch.Tensor) -> torch.Tensor:
             ids, weights = self._route(layer, x)
-            gate_up, down = self.experts.gather(ids.flatten() + layer * c.experts)
-            return expert_product(x, gate_up, down, weights)
+            return self.experts.product(x, ids + layer * c.experts, weights)
 
         self.forwards += 1
         return model.run_layers(model.embed(rows), window.positions, self.kv.attend, experts)

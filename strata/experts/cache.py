@@ -11,6 +11,8 @@ from typing import Protocol
 import torch
 
 from strata.arena import Arena
+from strata.kernels import device
+from strata.kernels.experts import expert_product, slot_product
 from strata.kv.counters import Counters
 from strata.kv.residency import Residency
 from strata.kv.victims import make_victims
@@ -28,6 +30,11 @@ class ExpertCache(Protocol):
     def gather(self, experts: torch.Tensor) -> Gathered:
         """Return the weights of `experts` [R * k], repeats included."""
 
+    def product(
+        self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the sum [R, H] of `experts` [R, k] applied to `x` [R, H], by `weights` [R, k]."""
+
 
 class ResidentExperts:
     """Every expert on the device: no slots to fight for, every lookup a hit."""
@@ -39,8 +46,20 @@ class ResidentExperts:
 
     def gather(self, experts: torch.Tensor) -> Gathered:
         """Return the weights of `experts`."""
-        self.counters.count(lookups=len(experts), misses=0, overflows=0, item_bytes=0)
+        self._count(experts)
         return _split(self._weights, experts)
+
+    def product(
+        self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the weighted sum over each row's experts; on a GPU nothing is gathered."""
+        if device.has_kernels(x):
+            self._count(experts)
+            return slot_product(x, experts, weights, self._weights)
+        return expert_product(x, *self.gather(experts.flatten()), weights)
+
+    def _count(self, experts: torch.Tensor) -> None:
+        self.counters.count(lookups=experts.numel(), misses=0, overflows=0, item_bytes=0)
 
 
 class PooledExperts:
@@ -57,6 +76,29 @@ class PooledExperts:
 
     def gather(self, experts: torch.Tensor) -> Gathered:
         """Return the weights of `experts`; the distinct ones are resolved in one call."""
+        overflows = self._resolve(experts)
+        slots = self.residency.slots_of(0, experts)
+        gathered = _split(self._pool, slots.clamp_min(0))
+        if overflows:
+            in_place = (slots < 0).nonzero()[:, 0]
+            blobs = self._from_host(experts[in_place])
+            rows = gathered[0].shape[1]
+            gathered[0].index_copy_(0, in_place, blobs[:, :rows])
+            gathered[1].index_copy_(0, in_place, blobs[:, rows:])
+        return gathered
+
+    def product(
+        self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the weighted sum over each row's experts; a GPU reads them where they lie."""
+        if device.has_kernels(x):
+            self._resolve(experts)
+            table = self.residency.table[0]
+            return slot_product(x, experts, weights, self._pool, table=table, host=self._host)
+        return expert_product(x, *self.gather(experts.flatten()), weights)
+
+    def _resolve(self, experts: torch.Tensor) -> int:
+        """Bring the distinct `experts` in as far as slots reach; return how many stay out."""
         distinct = torch.unique(experts)
         before, admission = self.residency.resolve(0, distinct)
         misses = overflows = 0
@@ -70,16 +112,7 @@ class PooledExperts:
             overflows=overflows,
             item_bytes=self._host[0].nbytes,
         )
-        slots = self.residency.slots_of(0, experts)
-        gathered = _split(self._pool, slots.clamp_min(0))
-        if overflows:
-            in_place = (slots < 0).nonzero()[:, 0]
-            wanted, order = torch.unique(experts[in_place], return_inverse=True)
-            blobs = self._from_host(wanted)[order]
-            rows = gathered[0].shape[1]
-            gathered[0].index_copy_(0, in_place, blobs[:, :rows])
-            gathered[1].index_copy_(0, in_place, blobs[:, rows:])
-        return gathered
+        return overflows
 
     def _from_host(self, experts: torch.Tensor) -> torch.Tensor:
         return self._host.index_select(0, experts.to(self._host.device)).to(self._pool.device)

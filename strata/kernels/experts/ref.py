@@ -40,6 +40,30 @@ def expert_product(
     return torch.bmm(inner.view(rows, 1, -1), down.view(rows, -1, hidden))[:, 0]
 
 
+def slot_product(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    pool: torch.Tensor,
+    *,
+    table: torch.Tensor | None,
+    host: torch.Tensor | None,
+    base: int,
+) -> torch.Tensor:
+    """Return what `expert_product` does for experts in slots or in place; see the package."""
+    experts = ids + base
+    padding = ids < 0
+    slots = experts if table is None else table[experts.clamp_min(0)].long()
+    blobs = pool[slots.masked_fill(padding, 0).clamp_min(0)]  # [R, k, 3I, H]
+    in_place = (slots < 0) & ~padding
+    if host is not None and in_place.any():
+        blobs[in_place] = host[experts[in_place].to(host.device)].to(blobs.device)
+    blobs[padding] = 0
+    rows = blobs.shape[2] // 3 * 2
+    gate_up, down = (part.flatten(0, 1).contiguous() for part in blobs.tensor_split([rows], 2))
+    return expert_product(x, gate_up, down, weights)
+
+
 def grouped_product(
     x: torch.Tensor, experts: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:

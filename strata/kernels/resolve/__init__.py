@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from strata.kernels import device
 from strata.kernels.resolve import ref
 from strata.kernels.resolve.state import Admitted, ResolveState, state_shapes
 
@@ -34,7 +35,7 @@ def resolve(
     read on the device. Without `count` the counters stand still: a page that is just born needs
     a slot but crosses no bus.
     """
-    if state.table.is_cuda:
+    if device.has_kernels(state.table):
         from strata.kernels.resolve import triton
 
         triton.resolve(

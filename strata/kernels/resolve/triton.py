@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from strata.kernels.device import on_device_of
 from strata.kernels.resolve.ref import LRFU_DECAY
 from strata.kernels.resolve.state import COUNTS, SCALARS, Admitted, ResolveState
 
@@ -111,7 +112,7 @@ def _lightest(
     return found
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_layer", "num_asked", "base"])
 def _resolve(
     pages_ptr,
     table_ptr,
@@ -292,36 +293,37 @@ def resolve(
     assert out.pages.shape[0] == programs
     assert out.pages.shape[1] >= min(asked, num_pages)
     block_slots = max(triton.next_power_of_2(slots), 16)
-    _resolve[(programs,)](
-        pages,
-        state.table,
-        state.owner,
-        state.memory,
-        state.stamp,
-        state.seen,
-        state.scalars,
-        state.counters,
-        out.pages,
-        out.slots,
-        out.count,
-        state.scalars if keep_from is None else keep_from,
-        layer or 0,
-        asked,
-        asked if per_layer else 0,
-        out.pages.shape[1],
-        base,
-        num_pages,
-        slots,
-        CLOCK=clock,
-        DISTINCT=distinct,
-        COUNT=count,
-        KEEP=keep_from is not None,
-        DECAY=LRFU_DECAY,
-        NUM_SCALARS=SCALARS,
-        NUM_COUNTS=COUNTS,
-        BLOCK=block,
-        BLOCK_SLOTS=block_slots,
-        # No more threads than a block has elements: copies of an element in another warp could
-        # read a stamp after it was written.
-        num_warps=16 if not clock and block_slots > 4096 else max(1, min(block // 32, 8)),
-    )
+    with on_device_of(state.table):
+        _resolve[(programs,)](
+            pages,
+            state.table,
+            state.owner,
+            state.memory,
+            state.stamp,
+            state.seen,
+            state.scalars,
+            state.counters,
+            out.pages,
+            out.slots,
+            out.count,
+            state.scalars if keep_from is None else keep_from,
+            layer or 0,
+            asked,
+            asked if per_layer else 0,
+            out.pages.shape[1],
+            base,
+            num_pages,
+            slots,
+            CLOCK=clock,
+            DISTINCT=distinct,
+            COUNT=count,
+            KEEP=keep_from is not None,
+            DECAY=LRFU_DECAY,
+            NUM_SCALARS=SCALARS,
+            NUM_COUNTS=COUNTS,
+            BLOCK=block,
+            BLOCK_SLOTS=block_slots,
+            # No more threads than a block has elements: copies of an element in another warp could
+            # read a stamp after it was written.
+            num_warps=16 if not clock and block_slots > 4096 else max(1, min(block // 32, 8)),
+        )

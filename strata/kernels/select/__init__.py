@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from strata.kernels import device
 from strata.kernels.select import ref
 from strata.kernels.select.ref import count_selected, update_bounds
 
@@ -23,7 +24,7 @@ def select_pages(
     See `ref.select_pages`. On a GPU nothing is read back by the host; a session of more than
     16,384 pages takes the reference.
     """
-    if q.is_cuda and bounds.shape[1] <= MAX_FUSED_PAGES:
+    if device.has_kernels(q) and bounds.shape[1] <= MAX_FUSED_PAGES:
         from strata.kernels.select import triton
 
         return triton.select_pages(q, bounds, own_page, count=count, tail=tail)

@@ -11,6 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
+from strata.kernels.device import on_device_of
+
 MAX_PAGES = 16_384
 """Pages whose scores one program holds in registers."""
 SCORE_BLOCK = 32
@@ -182,8 +184,9 @@ def select_pages(
         scores = torch.empty(rows, pages, dtype=torch.float32, device=q.device)
     if out is None:
         out = torch.empty(rows, count, dtype=torch.int64, device=q.device)
-    score_pages(q, bounds, own_page, tail=tail, out=scores)
-    return choose_pages(scores, own_page, count=count, tail=tail, out=out)
+    with on_device_of(q):
+        score_pages(q, bounds, own_page, tail=tail, out=scores)
+        return choose_pages(scores, own_page, count=count, tail=tail, out=out)
 
 
 def _rows_apart(q: torch.Tensor) -> torch.Tensor:

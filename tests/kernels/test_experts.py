@@ -1,0 +1,168 @@
+"""Routing and expert products against their references, wherever the experts lie."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from strata.kernels.experts import ref
+from tests.kernels.devices import DEVICES, rms_ratio
+
+triton_experts = pytest.importorskip("strata.kernels.experts.triton")
+
+DTYPES = [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)]
+
+
+def pinned(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    return tensor.pin_memory() if device == "cuda" else tensor
+
+
+def route(
+    logits: torch.Tensor, count: int, normalise: bool, router: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = len(logits)
+    ids = torch.full((rows, count), -7, dtype=torch.int32, device=logits.device)
+    weights = torch.full((rows, count), float("nan"), dtype=logits.dtype, device=logits.device)
+    triton_experts.route(
+        logits, count=count, normalise=normalise, router=router, out=(ids, weights)
+    )
+    return ids.cpu().long(), weights.cpu()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
+@pytest.mark.parametrize(
+    ("rows", "experts", "count"), [(1, 48, 4), (8, 48, 4), (3, 5, 5), (2, 100, 1), (5, 8, 2)]
+)
+def test_routing_agrees_with_a_stable_sort(
+    device: str,
+    normalise: bool,
+    dtype: torch.dtype,
+    tolerance: float,
+    rows: int,
+    experts: int,
+    count: int,
+) -> None:
+    torch.manual_seed(experts)
+    logits = torch.randn(rows, experts).to(dtype)
+    if rows > 2:
+        logits[1] = logits[1, 0]  # every weight is equal
+        logits[2] = (logits[2] * 2).round()  # many are
+    ids, weights = route(logits.to(device), count, normalise)
+    share = logits.softmax(-1, dtype=torch.float32)
+    order = share.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+    assert torch.equal(ids, order)
+    _, expected = ref.route(logits, count=count, normalise=normalise)
+    assert rms_ratio(weights, expected) < tolerance
+    assert weights.dtype == dtype
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
+def test_routing_can_take_the_router_along(
+    device: str, dtype: torch.dtype, tolerance: float
+) -> None:
+    torch.manual_seed(0)
+    # Small integers, so that no order of a sum matters; ties are frequent.
+    x, router = (torch.randint(-2, 3, (n, 100)).to(dtype) for n in (4, 12))
+    ids, weights = route(x.to(device), 3, True, router.to(device))
+    logits = x @ router.T
+    share = logits.softmax(-1, dtype=torch.float32)
+    assert torch.equal(ids, share.sort(dim=-1, descending=True, stable=True).indices[:, :3])
+    _, expected = ref.route(logits, count=3, normalise=True)
+    assert rms_ratio(weights, expected) < tolerance
+
+
+class Layer:
+    """Experts of which some have slots, and rows that use them."""
+
+    def __init__(self, *, rows: int, hidden: int, width: int, count: int, dtype: torch.dtype):
+        torch.manual_seed(hidden + width)
+        self.host = (torch.randn(2 * 6, 3 * width, hidden) / hidden**0.5).to(dtype)
+        self.table = torch.full((12,), -1, dtype=torch.int32)
+        held = torch.randperm(12)[:5]
+        self.table[held] = torch.arange(5, dtype=torch.int32)
+        self.pool = torch.full((6, 3 * width, hidden), float("nan"), dtype=dtype)
+        self.pool[:5] = self.host[held]
+        self.x = torch.randn(rows, hidden).to(dtype)
+        self.ids = torch.stack([torch.randperm(6)[:count] for _ in range(rows)])
+        self.weights = torch.rand(rows, count).to(dtype)
+
+    def product(self, device: str, rows: slice = slice(None), resident: bool = False):  # type: ignore[no-untyped-def]
+        """Return the kernel's product; `resident` has a slot for every expert."""
+        x, ids, weights = (t[rows].to(device) for t in (self.x, self.ids, self.weights))
+        out = torch.full_like(x, float("nan"))
+        count, width = ids.shape[1], self.pool.shape[1] // 3
+        shape = (len(x), count, triton_experts.part_count(width), x.shape[1])
+        parts = torch.full(shape, float("nan"), device=device)
+        where = {"base": 6, "out": out, "parts": parts}
+        if resident:
+            triton_experts.slot_product(x, ids, weights, self.host.to(device), **where)
+        else:
+            where |= {"table": self.table.to(device), "host": pinned(self.host, device)}
+            triton_experts.slot_product(x, ids, weights, self.pool.to(device), **where)
+        return out.cpu()
+
+    def expected(self) -> torch.Tensor:
+        """Return the product in float64."""
+        outs = []
+        for x, ids, weights in zip(self.x, self.ids, self.weights, strict=True):
+            total = torch.zeros(len(x), dtype=torch.float64)
+            for n, weight in zip(ids.tolist(), weights.double(), strict=True):
+                if n >= 0:
+                    gate, up, down = self.host[n + 6].double().chunk(3)
+                    inner = torch.nn.functional.silu(gate @ x.double()) * (up @ x.double())
+                    total += weight * (inner @ down)
+            outs.append(total)
+        return torch.stack(outs)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
+@pytest.mark.parametrize(
+    ("rows", "hidden", "width", "count"), [(1, 256, 64, 4), (3, 48, 20, 2), (2, 300, 130, 3)]
+)
+def test_products_agree_wherever_the_experts_lie(
+    device: str,
+    dtype: torch.dtype,
+    tolerance: float,
+    rows: int,
+    hidden: int,
+    width: int,
+    count: int,
+) -> None:
+    layer = Layer(rows=rows, hidden=hidden, width=width, count=count, dtype=dtype)
+    got = layer.product(device)
+    assert rms_ratio(got, layer.expected()) < tolerance
+    assert torch.equal(got, layer.product(device, resident=True))
+    plain = ref.slot_product(
+        layer.x, layer.ids, layer.weights, layer.pool, table=layer.table, host=layer.host, base=6
+    )
+    assert rms_ratio(plain, layer.expected()) < tolerance * 2
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_row_does_not_depend_on_the_others_and_padding_reads_nothing(device: str) -> None:
+    layer = Layer(rows=8, hidden=100, width=33, count=3, dtype=torch.bfloat16)
+    together = layer.product(device)
+    for r in range(8):
+        assert torch.equal(layer.product(device, slice(r, r + 1))[0], together[r])
+    used = layer.ids[:5].unique() + 6
+    unused = [n for n in range(12) if n not in used.tolist()]
+    layer.ids[5:] = -1
+    layer.host[unused] = float("nan")
+    padded = layer.product(device)
+    assert torch.equal(padded[:5], together[:5])
+    assert torch.equal(padded[5:], torch.zeros_like(padded[5:]))
+    plain = ref.slot_product(
+        layer.x, layer.ids, layer.weights, layer.host, table=None, host=None, base=6
+    )
+    assert torch.equal(plain[5:], torch.zeros_like(plain[5:]))
+
+
+@pytest.mark.gpu
+def test_the_bundled_sizes_on_the_device() -> None:
+    for count in (4, 8):
+        layer = Layer(rows=8, hidden=2048, width=768, count=min(count, 6), dtype=torch.bfloat16)
+        assert rms_ratio(layer.product("cuda"), layer.expected()) < 1e-2
