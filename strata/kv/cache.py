@@ -13,12 +13,11 @@ import torch
 
 from strata.arena import Arena
 from strata.config import Victims
-from strata.kernels.attention import attend
 from strata.kernels.select import count_selected, select_pages, update_bounds
 from strata.kv.counters import Counters, LayerCounters
 from strata.kv.geometry import KvGeometry, pages_of
+from strata.kv.reader import make_stores
 from strata.kv.residency import Residency
-from strata.kv.transfer import GatherPlan, Transfer
 from strata.kv.victims import make_victims
 from strata.kv.window import Window, make_window
 
@@ -36,7 +35,7 @@ class KvCache:
         table = arena.take("page tables", (g.layers, g.pages), torch.int32)
         owner = arena.take("page tables", (g.layers, g.slots), torch.int32)
         host = torch.zeros(g.host_shape, dtype=g.dtype, pin_memory=device.type == "cuda")
-        self.transfer = Transfer(g, pool, host)
+        self.transfer, self._reader = make_stores(g, pool, host, table)
         policy = make_victims(victims, g.layers, g.slots, device)
         self.residency = Residency(policy, table, owner)
         self.bounds = (
@@ -46,8 +45,8 @@ class KvCache:
         self.committed = 0
         self._born_pages = 0
         self._seed_counts: torch.Tensor | None = None  # [L, P]
-        self._plans: list[GatherPlan] = []
         self._planned_pages = 0
+        self._planned_in_place: list[int] = []  # [L]
         self._window: Window | None = None
         self._window_keys: list[torch.Tensor] = []
 
@@ -63,7 +62,9 @@ class KvCache:
         self._window = make_window(self.transfer, self.residency.table, self.committed, rows)
         self._window_keys = []
         if self._window.dense and self._planned_pages != last_page + 1:
-            self._plan_dense(last_page + 1)
+            self._planned_in_place = self._reader.plan_dense(last_page + 1)
+            self._planned_pages = last_page + 1
+        self._reader.open(self._window)
         return self._window
 
     def attend(self, layer: int, q: torch.Tensor, cells: torch.Tensor) -> torch.Tensor:
@@ -76,10 +77,10 @@ class KvCache:
         if self.bounds is not None:
             self._window_keys.append(cells[:, 0])
         if window.dense:
-            kv = self._gather_dense(layer)[:, :, : window.end]
-            return attend(grouped[None], kv[None, 0], kv[None, 1], window.mask)
-        kv = self._gather_selected(layer, grouped, window)
-        return attend(grouped[:, None], kv[:, 0], kv[:, 1], window.mask)
+            self._count_dense(layer)
+            return self._reader.dense(layer, grouped, window)
+        pages = self._resolve_selected(layer, grouped, window)
+        return self._reader.selected(layer, grouped, pages, window)
 
     def commit(self, rows: int) -> None:
         """Keep the first `rows` rows of the open window; key bounds widen only here."""
@@ -102,27 +103,18 @@ class KvCache:
         self._born_pages = page + 1
         self._planned_pages = 0
 
-    def _plan_dense(self, pages: int) -> None:
-        every = torch.arange(pages, device=self.residency.table.device)
-        self._plans = [
-            self.transfer.plan(every, self.residency.slots_of(layer, every))
-            for layer in range(self.geometry.layers)
-        ]
-        self._planned_pages = pages
-
-    def _gather_dense(self, layer: int) -> torch.Tensor:
-        """Return every page's cells [2, K, n, D]; pages without a slot are read in place."""
-        plan = self._plans[layer]
+    def _count_dense(self, layer: int) -> None:
+        """Count every page once; those without a slot are read in place."""
+        in_place = self._planned_in_place[layer]
         self.counters.layers[layer].count(
             lookups=self._planned_pages,
-            misses=plan.pages_in_place,
-            overflows=plan.pages_in_place,
+            misses=in_place,
+            overflows=in_place,
             item_bytes=self.geometry.page_bytes,
         )
-        return self.transfer.gather(layer, plan)
 
-    def _gather_selected(self, layer: int, q: torch.Tensor, window: Window) -> torch.Tensor:
-        """Select, resolve and return each row's cells [R, 2, K, M * C, D]."""
+    def _resolve_selected(self, layer: int, q: torch.Tensor, window: Window) -> torch.Tensor:
+        """Select and resolve; return each row's pages [R, M]."""
         g = self.geometry
         assert self.bounds is not None
         pages = select_pages(q, self.bounds[layer], window.pages, count=g.select_pages, tail=g.tail)
@@ -138,8 +130,7 @@ class KvCache:
         self.counters.layers[layer].count(
             lookups=len(distinct), misses=misses, overflows=overflows, item_bytes=g.page_bytes
         )
-        slots = self.residency.slots_of(layer, pages.flatten()).view_as(pages)
-        return self.transfer.gather(layer, self.transfer.plan(pages, slots), window.rows)
+        return pages
 
     # -- prompt ---------------------------------------------------------------------------
 

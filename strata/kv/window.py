@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from strata.kv.geometry import KvGeometry
 from strata.kv.transfer import Transfer
 
 
@@ -22,7 +21,6 @@ class Window:
     pool_rows: torch.Tensor  # [L, R * planes], cell rows of the pool
     dense: bool
     """Whether every row reads every page: no selection, or a depth that it covers."""
-    mask: torch.Tensor | None  # dense [1, R, n]; selected [R, 1, M * C]
 
     @property
     def end(self) -> int:
@@ -45,25 +43,4 @@ def make_window(transfer: Transfer, table: torch.Tensor, base: int, rows: int) -
         host_rows=transfer.cell_rows(pages, offsets),
         pool_rows=transfer.cell_rows(table.index_select(1, pages).long(), offsets),
         dense=dense,
-        mask=_mask(g, positions, pages, dense=dense, end=base + rows),
-    )
-
-
-def _mask(
-    g: KvGeometry, positions: torch.Tensor, pages: torch.Tensor, *, dense: bool, end: int
-) -> torch.Tensor | None:
-    """Return 0 where a row may read and minus infinity where it may not."""
-    if dense and len(positions) == 1:
-        return None
-    if dense:
-        readable = torch.arange(end, device=positions.device) <= positions[:, None]
-        readable = readable[None]
-    else:
-        cells = torch.arange(g.select_pages * g.page_cells, device=positions.device)
-        # A row's own page is the last that it selected, or its own number where all are read.
-        unread = (pages - (g.select_pages - 1)).clamp_min(0)
-        last = positions - unread * g.page_cells
-        readable = (cells <= last[:, None])[:, None]
-    return torch.zeros(readable.shape, dtype=g.dtype, device=positions.device).masked_fill_(
-        ~readable, -torch.inf
     )
