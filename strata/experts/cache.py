@@ -81,7 +81,8 @@ class PooledExperts:
         gathered = _split(self._pool, slots.clamp_min(0))
         if overflows:
             in_place = (slots < 0).nonzero()[:, 0]
-            blobs = self._from_host(experts[in_place])
+            wanted, order = torch.unique(experts[in_place], return_inverse=True)
+            blobs = self._from_host(wanted)[order]
             rows = gathered[0].shape[1]
             gathered[0].index_copy_(0, in_place, blobs[:, :rows])
             gathered[1].index_copy_(0, in_place, blobs[:, rows:])
