@@ -112,6 +112,8 @@ class SessionConfig:
     """`fixed`, `depth`, `adapt`, `learned`; None asks the environment, then takes `fixed`."""
     table: str | None = None
     vram_budget_bytes: int | None = None
+    graphs: bool = True
+    """Capture rounds as CUDA graphs where the session allows it; a CPU has none."""
     max_context_cells: int | None = None
     """None is the session's need (one `generate`); a served conversation names its own."""
 

@@ -23,15 +23,15 @@ class Sampler:
 
     def __init__(self, params: SamplingParams) -> None:
         _check(params)
-        self._p = params
+        self.params = params
 
     def pick(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the ids [R] drawn from `logits` [R, V] for the tokens at `positions` [R]."""
-        if self._p.temperature < GREEDY_BELOW:
+        if self.params.temperature < GREEDY_BELOW:
             return logits.argmax(-1)
-        return (self._process(logits) + gumbel(positions, logits.shape[-1], self._p.seed)).argmax(
-            -1
-        )
+        return (
+            self._process(logits) + gumbel(positions, logits.shape[-1], self.params.seed)
+        ).argmax(-1)
 
     def pick_draft(self, logits: torch.Tensor, position: int) -> torch.Tensor:
         """Return the id [1] drawn from a drafter's `logits` [1, V] for the token at `position`."""
@@ -39,7 +39,7 @@ class Sampler:
 
     def _process(self, logits: torch.Tensor) -> torch.Tensor:
         """Return logits divided by the temperature, then cut by top-k, top-p and min-p in turn."""
-        p = self._p
+        p = self.params
         logits = logits / p.temperature
         if 0 < p.top_k < logits.shape[-1]:
             kth = logits.topk(p.top_k, -1).values[:, -1:]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from strata import captured
 from strata.arena import Arena
 from strata.config import (
     DEFAULT_RING_CELLS,
@@ -216,6 +217,8 @@ def create_session(
             ring = DrafterRing(shape, window, g.pages * g.page_cells, model.dtype, arena)
             drafter = MtpDrafter(model, ring)
     engine = Engine(model, kv, experts, drafter)
+    if config.graphs and model.device.type == "cuda" and captured.supports(engine):
+        engine = captured.CapturedEngine(model, kv, experts, drafter)
     return Session(engine, arena, decision, warnings, drafts, config.spec.min_p, window)
 
 

@@ -79,6 +79,12 @@ MaxContext = Annotated[
         rich_help_panel="Memory",
     ),
 ]
+NoGraphs = Annotated[
+    bool,
+    typer.Option(
+        "--no-graphs", help="Do not capture rounds as CUDA graphs.", rich_help_panel="Memory"
+    ),
+]
 Spec = Annotated[
     str | None,
     typer.Option(
@@ -119,6 +125,7 @@ def session_config(
     kv_page: int = PAGE_CELLS,
     vram_budget: str | None = None,
     max_context: str | None = None,
+    no_graphs: bool = False,
     spec: str | None = None,
     no_mtp: bool = False,
     spec_min_p: float = 0.0,
@@ -143,6 +150,7 @@ def session_config(
         vram_budget_bytes=(
             None if vram_budget is None else parse_bytes(vram_budget, name="--vram-budget")
         ),
+        graphs=not no_graphs,
         max_context_cells=_cells("--max-context", max_context),
     )
 

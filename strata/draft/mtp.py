@@ -33,18 +33,18 @@ class MtpDrafter:
     def observe(self, tokens: torch.Tensor, hidden: torch.Tensor) -> None:
         """Keep verified tokens until the next proposal rewrites their cells in one pass."""
         if sum(len(t) for t, _ in self._pending) >= MAX_PENDING:
-            self._write_pending()
+            self.write_pending()
         self._pending.append((tokens, hidden))
 
     def propose(self, count: int, pick: Pick, min_p: float) -> list[int]:
         """Return at most `count` chained drafts."""
         if count == 0:
             return []
-        q, residual = self._write_pending()
+        q, residual = self.write_pending()
         position = self._next_cell - 1
         drafts: list[int] = []
         while True:
-            hidden = self._finish(q, residual, position)
+            hidden = self.output(q, residual, position)
             logits = self._model.logits(hidden)
             token = pick(logits, position + 1)
             if min_p > 0 and float(logits.softmax(-1)[0, token]) < min_p:
@@ -53,17 +53,18 @@ class MtpDrafter:
             if len(drafts) == count:
                 break
             position += 1
-            q, residual = self._cells(token, hidden, position, committed=False)
+            at = torch.tensor([position], device=token.device)
+            q, residual = self.write_rows(token, hidden, at, committed=False)
         return drafts
 
     def truncate(self, cells: int) -> None:
         """Forget every cell from `cells` on; pending ones before it reach the host store."""
         if self._pending:
-            self._write_pending()
+            self.write_pending()
         self._next_cell = min(self._next_cell, cells)
         self._ring.refill(self._next_cell)
 
-    def _write_pending(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def write_pending(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the cells of all pending tokens; return the last one's query and residual.
 
         Where nothing is pending the last committed cell is not at hand, so a proposal always
@@ -75,33 +76,49 @@ class MtpDrafter:
         self._pending.clear()
         start = self._next_cell
         self._next_cell += len(tokens)
-        q, residual = self._cells(tokens, hidden, start, committed=True)
+        positions = torch.arange(start, self._next_cell, device=tokens.device)
+        q, residual = self.write_rows(tokens, hidden, positions, committed=True)
         return q[-1:], residual[-1:]
 
-    def _cells(
-        self, tokens: torch.Tensor, hidden: torch.Tensor, start: int, *, committed: bool
+    def advance(self, cells: int) -> None:
+        """Count `cells` verified cells that `write_rows` has written already."""
+        self._next_cell += cells
+
+    def write_rows(
+        self,
+        tokens: torch.Tensor,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        *,
+        committed: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the K/V of cells `start` and on; return queries [n, Q, D] and residuals [n, H]."""
+        """Write the K/V of cells `positions` [n]; return queries [n, Q, D] and residuals [n, H]."""
         w, eps = self._w, self._model.config.norm_eps
         inputs = [
             rms_norm(self._model.embed(tokens), w.norm_embedding, eps),
             rms_norm(hidden, w.norm_hidden, eps),
         ]
         x = w.fc(torch.cat(inputs, -1))
-        positions = torch.arange(start, start + len(tokens), device=x.device)
         angles = self._model.rotary.angles(positions, x.dtype)
         q, cells = project_qkv(
             rms_norm(x, w.attention.norm, eps), w.attention, self._model.config, angles
         )
-        self._ring.write(start, cells, committed=committed)
+        self._ring.write(positions, cells, committed=committed)
         return q, x
 
-    def _finish(self, q: torch.Tensor, x: torch.Tensor, position: int) -> torch.Tensor:
+    def output(self, q: torch.Tensor, x: torch.Tensor, position: int) -> torch.Tensor:
         """Return the layer's normed output [1, H] for the row whose cell is `position`."""
+        return self._finish(q, x, self._ring.read(position), None)
+
+    def output_at(self, q: torch.Tensor, x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        """Return what `output` does for `position` [1] on the device."""
+        return self._finish(q, x, *self._ring.read_at(position))
+
+    def _finish(
+        self, q: torch.Tensor, x: torch.Tensor, kv: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
         w, c = self._w, self._model.config
-        kv = self._ring.read(position)
         grouped = q.view(1, 1, c.kv_heads, c.group, c.head_dim)
-        attention = attend(grouped, kv[None, 0], kv[None, 1], None)
-        x = x + w.attention.out(attention)
+        x = x + w.attention.out(attend(grouped, kv[None, 0], kv[None, 1], mask))
         x = x + dense_mlp(rms_norm(x, w.attention.post_norm, c.norm_eps), w.gate_up, w.down)
         return rms_norm(x, w.norm, c.norm_eps)

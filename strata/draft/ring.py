@@ -12,6 +12,7 @@ import torch
 
 from strata.arena import Arena
 from strata.config import WINDOW_SLACK_CELLS
+from strata.kernels.append import append_cells
 
 
 class DrafterRing:
@@ -35,14 +36,18 @@ class DrafterRing:
             pin_memory=arena.device.type == "cuda",
         )
 
-    def write(self, start: int, cells: torch.Tensor, *, committed: bool) -> None:
-        """Write `cells` [n, 2, K, D] as cells `start` and on; committed ones reach the host too."""
+    def write(self, positions: torch.Tensor, cells: torch.Tensor, *, committed: bool) -> None:
+        """Write `cells` [n, 2, K, D] at consecutive `positions` [n]; committed ones reach the host.
+
+        Positions are read on the device, so that a captured graph can write wherever it stands.
+        """
         n = len(cells)
         if committed:
-            self._host[start : start + n] = cells
+            planes = cells.shape[1] * cells.shape[2]
+            rows = positions[:, None] * planes + torch.arange(planes, device=positions.device)
+            append_cells(cells, self._host, rows.flatten())
         keep = min(n, self.capacity)
-        at = torch.arange(start + n - keep, start + n, device=cells.device) % self.capacity
-        self._ring.index_copy_(0, at, cells[n - keep :])
+        self._ring.index_copy_(0, positions[n - keep :] % self.capacity, cells[n - keep :])
 
     def read(self, position: int) -> torch.Tensor:
         """Return the window up to and with cell `position`, oldest first, as [2, K, n, D]."""
@@ -50,10 +55,21 @@ class DrafterRing:
         at = torch.arange(first, position + 1, device=self._ring.device) % self.capacity
         return self._ring.index_select(0, at).permute(1, 2, 0, 3)
 
+    def read_at(self, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what `read` does for `position` [1] on the device, padded to W cells.
+
+        The cells are [2, K, W, D], the mask [1, 1, W] is minus infinity where there is no cell.
+        """
+        cells = torch.arange(1 - self.window, 1, device=self._ring.device) + position
+        window = self._ring.index_select(0, cells % self.capacity).permute(1, 2, 0, 3)
+        mask = torch.zeros(1, 1, self.window, dtype=self._ring.dtype, device=self._ring.device)
+        return window, mask.masked_fill_(cells < 1, -torch.inf)
+
     def refill(self, cells: int) -> None:
         """Fill the ring from the host store so that cell `cells` can be written next."""
         first = max(1, cells - self.capacity)
-        self.write(first, self._host[first:cells].to(self._ring.device), committed=False)
+        positions = torch.arange(first, cells, device=self._ring.device)
+        self.write(positions, self._host[first:cells].to(self._ring.device), committed=False)
 
 
 def ring_shape(window: int, max_cells: int, kv_heads: int, head_dim: int) -> tuple[int, ...]:

@@ -54,16 +54,11 @@ class KvCache:
 
     def begin(self, rows: int) -> Window:
         """Open a window of `rows` rows behind the committed cells; its pages get slots."""
-        g = self.geometry
-        last_page = (self.committed + rows - 1) // g.page_cells
-        assert last_page < g.pages, "window past the session's max context"
-        for page in range(self._born_pages, last_page + 1):
-            self._bear(page)
+        last_page = self.bear_until(self.committed + rows)
         self._window = make_window(self.transfer, self.residency.table, self.committed, rows)
         self._window_keys = []
-        if self._window.dense and self._planned_pages != last_page + 1:
-            self._planned_in_place = self._reader.plan_dense(last_page + 1)
-            self._planned_pages = last_page + 1
+        if self._window.dense:
+            self._plan_dense(last_page + 1)
         self._reader.open(self._window)
         return self._window
 
@@ -93,6 +88,22 @@ class KvCache:
         self.committed += rows
         self._window = None
 
+    def bear_until(self, cells: int) -> int:
+        """Give every page of the first `cells` cells its slots; return the last page."""
+        g = self.geometry
+        last_page = (cells - 1) // g.page_cells
+        assert last_page < g.pages, "window past the session's max context"
+        for page in range(self._born_pages, last_page + 1):
+            self._bear(page)
+        return last_page
+
+    def advance(self, rows: int, committed: int) -> None:
+        """Count a dense window of `rows` rows that was read without `attend`, and commit some."""
+        self._plan_dense((self.committed + rows - 1) // self.geometry.page_cells + 1)
+        for layer in range(self.geometry.layers):
+            self._count_dense(layer)
+        self.committed += committed
+
     def _bear(self, page: int) -> None:
         """Give a page that has no cells yet its slots and empty bounds."""
         g = self.geometry
@@ -102,6 +113,12 @@ class KvCache:
         self._reset_bounds(page)
         self._born_pages = page + 1
         self._planned_pages = 0
+
+    def _plan_dense(self, pages: int) -> None:
+        """Find where the first `pages` pages lie, unless nothing has moved since."""
+        if self._planned_pages != pages:
+            self._planned_in_place = self._reader.plan_dense(pages)
+            self._planned_pages = pages
 
     def _count_dense(self, layer: int) -> None:
         """Count every page once; those without a slot are read in place."""

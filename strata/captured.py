@@ -1,0 +1,198 @@
+"""Rounds that a CUDA graph can hold: no decision of the host between reading the prompt's token
+and reading the accepted ones.
+
+A round is two phases. *Draft* chains the drafter k times behind the last verified token. *Verify*
+runs the main model over k + 1 rows, draws the target tokens, counts how many drafts they equal,
+moves the committed end, and writes the drafter's cells of all rows (those of rejected rows lie
+ahead of the committed end and are overwritten). Both read positions, tokens and page tables from
+device memory, so each is captured once per number of rows. The host reads one small tensor a
+round: the target tokens and the number accepted.
+
+What a round changes in the page table (a newborn page every `page_cells` cells) happens between
+rounds, on the host. Sessions that select pages or share expert slots are not served here yet;
+`supports` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from strata.config import MAX_DRAFTS
+from strata.draft.mtp import MtpDrafter
+from strata.engine import Engine, Round
+from strata.experts.cache import ResidentExperts
+from strata.kernels.append import append_cells
+from strata.kernels.experts import expert_product
+from strata.kernels.paged_attention import attend_dense
+from strata.sampling import Sampler
+
+ROWS = MAX_DRAFTS + 1
+WARM_UP_RUNS = 2
+"""Runs before a capture, so that libraries and kernels are loaded outside of it."""
+
+
+class Phase:
+    """One phase of a round: a captured graph on a GPU, the plain function elsewhere."""
+
+    def __init__(self, body: Callable[[], None], device: torch.device, pool: object) -> None:
+        self._body = body
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if device.type != "cuda":
+            return
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP_RUNS):
+                body()
+        torch.cuda.current_stream(device).wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=pool):  # type: ignore[arg-type]
+            body()
+
+    def run(self) -> None:
+        """Launch the phase; on a GPU this returns before it has run."""
+        if self._graph is None:
+            self._body()
+        else:
+            self._graph.replay()
+
+
+class CapturedEngine(Engine):
+    """An Engine whose rounds are launches of captured phases.
+
+    Tokens, rounds and accepted drafts are those of Engine; only the bits of the drafter's own
+    arithmetic may differ, which never changes a token.
+    """
+
+    _sampler: Sampler | None = None
+
+    def _arm(self, sampler: Sampler) -> None:
+        """Lay out the tensors that phases share, and forget phases of another sampler."""
+        device, config = self.model.device, self.model.config
+        self._sampler = sampler
+        self._phases: dict[tuple[object, ...], Phase] = {}
+        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self._base = torch.zeros(1, dtype=torch.long, device=device)
+        self._tokens = torch.zeros(ROWS, dtype=torch.long, device=device)
+        self._limit = torch.full((1,), MAX_DRAFTS, dtype=torch.long, device=device)
+        self._result = torch.zeros(ROWS + 2, dtype=torch.long, device=device)
+        self._query = torch.zeros(
+            1, config.heads, config.head_dim, dtype=self.model.dtype, device=device
+        )
+        self._residual = torch.zeros(1, config.hidden, dtype=self.model.dtype, device=device)
+        pinned = device.type == "cuda"
+        self._read = torch.zeros(ROWS + 2, dtype=torch.long, pin_memory=pinned)
+
+    def _verify_rows(self, rows: int) -> None:
+        model, kv, config = self.model, self.kv, self.model.config
+        g = kv.geometry
+        table = kv.residency.table
+        offsets = torch.arange(rows, device=model.device)
+        positions = self._base + offsets
+        pages, in_page = positions // g.page_cells, positions % g.page_cells
+        host_rows = kv.transfer.cell_rows(pages, in_page)
+        pool_rows = kv.transfer.cell_rows(table.index_select(1, pages).long(), in_page)
+
+        def attend(layer: int, q: torch.Tensor, cells: torch.Tensor) -> torch.Tensor:
+            pool, host = kv.transfer.pool[layer], kv.transfer.host[layer]
+            append_cells(cells, host, host_rows, pool, pool_rows[layer])
+            grouped = q.view(rows, g.kv_heads, -1, g.head_dim)
+            return attend_dense(grouped, pool, host, table[layer], positions)
+
+        def experts(layer: int, x: torch.Tensor) -> torch.Tensor:
+            ids, weights = self._route(layer, x)
+            gate_up, down = self.experts.gather(ids.flatten() + layer * config.experts)
+            return expert_product(x, gate_up, down, weights)
+
+        tokens = self._tokens[:rows]
+        hidden = model.run_layers(model.embed(tokens), positions, attend, experts)
+        assert self._sampler is not None
+        targets = self._sampler.pick(model.logits(hidden), positions + 1)
+        equal = (targets[:-1] == tokens[1:]) & (offsets[:-1] < self._limit)
+        accepted = equal.long().cumprod(0).sum()
+        self._result[:rows] = targets
+        self._result[ROWS] = accepted
+        self._result[ROWS + 1 :] = self._limit
+        if isinstance(self.drafter, MtpDrafter):
+            q, residual = self.drafter.write_rows(targets, hidden, positions + 1, committed=True)
+            self._query.copy_(q.index_select(0, accepted.view(1)))
+            self._residual.copy_(residual.index_select(0, accepted.view(1)))
+        self._tokens[:1] = targets.index_select(0, accepted.view(1))
+        self._base += accepted + 1
+
+    def _draft_rows(self, count: int, min_p: float) -> None:
+        """Draft `count` tokens; `_limit` says before which the drafter's doubt exceeded `min_p`."""
+        assert isinstance(self.drafter, MtpDrafter)
+        assert self._sampler is not None
+        sure = torch.ones(1, dtype=torch.long, device=self.model.device)
+        self._limit.fill_(0 if min_p > 0 else MAX_DRAFTS)
+        q, residual, position = self._query, self._residual, self._base.clone()
+        for j in range(1, count + 1):
+            hidden = self.drafter.output_at(q, residual, position)
+            position = position + 1
+            logits = self.model.logits(hidden)
+            token = self._sampler.pick(logits, position)
+            self._tokens[j : j + 1] = token
+            if min_p > 0:
+                sure = sure * (logits.softmax(-1)[0].index_select(0, token) >= min_p)
+                self._limit += sure
+            if j < count:
+                q, residual = self.drafter.write_rows(token, hidden, position, committed=False)
+
+    def _phase(self, body: Callable[..., None], *arguments: float) -> Phase:
+        """Return the phase that runs `body` with `arguments`, captured at its first use."""
+        key = (body.__name__, *arguments)
+        if key not in self._phases:
+            saved = [t.clone() for t in self._state()]
+            run = partial(body, *arguments)
+            self._phases[key] = Phase(run, self.model.device, self._pool)
+            for tensor, before in zip(self._state(), saved, strict=True):
+                tensor.copy_(before)
+        return self._phases[key]
+
+    def _state(self) -> list[torch.Tensor]:
+        """Return what a phase changes besides K/V; a capture's warm-up must leave it alone."""
+        return [self._base, self._tokens, self._limit, self._query, self._residual]
+
+    @torch.inference_mode()
+    def first_token(self, sampler: Sampler) -> int:
+        """Return the token behind the prompt and set the rounds up behind it."""
+        token = super().first_token(sampler)
+        if self._sampler is None or self._sampler.params != sampler.params:
+            self._arm(sampler)
+        self._base.fill_(self.kv.committed)
+        self._tokens[0] = token
+        if isinstance(self.drafter, MtpDrafter):
+            q, residual = self.drafter.write_pending()
+            self._query.copy_(q)
+            self._residual.copy_(residual)
+        return token
+
+    @torch.inference_mode()
+    def round(self, sampler: Sampler, drafts: int, min_p: float = 0.0) -> Round:
+        """Launch draft and verify, then read what was accepted."""
+        kv = self.kv
+        rows = drafts + 1
+        kv.bear_until(kv.committed + rows)
+        if drafts:
+            self._phase(self._draft_rows, drafts, min_p).run()
+        self._phase(self._verify_rows, rows).run()
+        self.forwards += 1
+        self._read.copy_(self._result, non_blocking=True)
+        if self.model.device.type == "cuda":
+            torch.cuda.current_stream(self.model.device).synchronize()
+        drawn, accepted = self._read[:rows].tolist(), int(self._read[ROWS])
+        kv.advance(rows, accepted + 1)
+        if isinstance(self.drafter, MtpDrafter):
+            self.drafter.advance(accepted + 1)
+        self._last = drawn[accepted]
+        return Round(drawn[: accepted + 1], min(drafts, int(self._read[ROWS + 1])), accepted)
+
+
+def supports(engine: Engine) -> bool:
+    """Return whether captured rounds serve this engine: dense reading, every expert resident."""
+    dense = engine.kv.geometry.select_pages == 0
+    return dense and isinstance(engine.experts, ResidentExperts)
