@@ -1,0 +1,48 @@
+"""Final norm, logits and the token of each row: contract and reference here, Triton on a GPU."""
+
+from __future__ import annotations
+
+import torch
+
+from strata.kernels import device
+from strata.kernels.head import ref
+from strata.kernels.head.drawn import Drawn
+
+__all__ = ["Drawn", "draw"]
+
+
+def draw(
+    x: torch.Tensor,
+    norm: torch.Tensor | None,
+    weight: torch.Tensor,
+    *,
+    eps: float,
+    positions: torch.Tensor | None = None,
+    seed: torch.Tensor | None = None,
+    temperature: torch.Tensor | None = None,
+    with_logits: bool = False,
+) -> Drawn:
+    """Return the tokens behind rows `x` [R, H] of a forward, with their share of the softmax.
+
+    Rows are normed by `norm` [H] (None: they are already), multiplied by the head's `weight`
+    [V, H] and rounded to its type. Without a seed the token is the largest logit's, the lowest of
+    equals. With `positions` [R], a `seed` [1] int64 (two's complement) and a `temperature` [1]
+    float32, all on the device, it is the argmax of logits / temperature plus
+    `strata.noise.gumbel`.
+    """
+    if device.has_kernels(x):
+        from strata.kernels.head import triton
+
+        return triton.draw(
+            x,
+            norm,
+            weight,
+            eps=eps,
+            positions=positions,
+            seed=seed,
+            temperature=temperature,
+            with_logits=with_logits,
+        )
+    return ref.draw(
+        x, norm, weight, eps=eps, positions=positions, seed=seed, temperature=temperature
+    )
