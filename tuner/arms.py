@@ -23,7 +23,6 @@ from strata.units import parse_cells
 ORDER: tuple[Literal["default", "arm"], ...] = ("default", "arm", "arm", "default")
 """ABBA: a drift that is linear in time falls equally on both arms."""
 
-MAX_AUTO_RINGS = 3
 TRIAL_ID_DIGITS = 32
 
 
@@ -64,7 +63,8 @@ class PairSpec:
     context_cells: int
     max_new: int
     warm_up: int
-    min_decode_s: float
+    min_decode_s: float | None
+    """None leaves it to the device."""
 
     @property
     def pair_id(self) -> str:
@@ -135,6 +135,7 @@ class ArmGrid:
         session, passages = self.plan.session, self.plan.passages
         drafts = session.drafts if arm.mode == "on" else 0
         window = None if session.mtp_window == "auto" or arm.mode == "off" else session.mtp_window
+        decode_s = self.plan.measure.min_decode_s
         samples = [("search", seed) for seed in passages.search]
         samples += [("fresh", seed) for seed in passages.fresh]
         if arm.ring_cells == self.default_ring_cells:
@@ -158,7 +159,7 @@ class ArmGrid:
                 context_cells=self._context(arm.tier_cells),
                 max_new=self.plan.measure.max_new,
                 warm_up=WARM_UP_TOKENS,
-                min_decode_s=self.plan.measure.min_decode_s,
+                min_decode_s=None if decode_s == "auto" else decode_s,
             )
 
     def sha256(self) -> str:
@@ -179,13 +180,24 @@ class ArmGrid:
         return named[tier_cells]
 
     def _auto(self, tier_cells: int) -> tuple[int, ...]:
-        """Return a quarter of the default and the power of two that holds the whole context."""
+        """Return at most two rings to hold against the default, powers of two in whole pages.
+
+        Where the default holds the whole context, a half and a quarter of the context; else a
+        quarter of the default, and what holds everything.
+        """
         page, need = self.plan.session.page, self._context(tier_cells)
         selection = Selection.parse(self.plan.session.select)
         minimum = minimum_ring_cells(selection, need_cells=need, page_cells=page)
-        quarter = self.default_ring_cells // 4 // page * page
-        whole = -(-(1 << (need - 1).bit_length()) // page) * page
-        return max(quarter, minimum), whole
+        if self.default_ring_cells >= need:
+            wanted = _power_of_two(need // 4), _power_of_two(need // 2)
+        else:
+            wanted = self.default_ring_cells // 4, 2 * _power_of_two(need - 1)
+        return tuple(max(-(-ring // page) * page, minimum) for ring in wanted)
+
+
+def _power_of_two(cells: int) -> int:
+    """Return the largest power of two that is not above `cells`."""
+    return 1 << max(0, cells.bit_length() - 1)
 
 
 def lay_grid(plan: Plan, *, device_default_cells: int, max_positions: int | None) -> ArmGrid:

@@ -60,6 +60,9 @@ class RunResult:
 class Bench(Protocol):
     """A session after its prompt, ready to be timed again and again."""
 
+    default_decode_s: float
+    """How long a run should decode where the plan leaves it to the device."""
+
     def warm_up(self, num_tokens: int) -> None:
         """Decode a few tokens and go back to the state after the prompt."""
 
@@ -104,8 +107,10 @@ def _one_window(first: RunResult, other: RunResult) -> bool:
     return first.mtp_window_cells == other.mtp_window_cells
 
 
-def _repeat(bench: Bench, min_decode_s: float) -> RunResult:
+def _repeat(bench: Bench, min_decode_s: float | None) -> RunResult:
     """Run until `min_decode_s` of decoding was seen; the repeats are one sample."""
+    if min_decode_s is None:
+        min_decode_s = bench.default_decode_s
     results = [bench.run()]
     while sum(one.decode_s for one in results) < min_decode_s and len(results) < MAX_REPEATS:
         results.append(bench.run())

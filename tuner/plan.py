@@ -63,7 +63,7 @@ Seeds = tuple[Annotated[int, Field(ge=0, strict=True)], ...]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Grid(_Section):
@@ -123,7 +123,8 @@ class Measure(_Section):
     """How one run is timed."""
 
     max_new: int = Field(default=DEFAULT_MAX_NEW, gt=WARM_UP_TOKENS, strict=True)
-    min_decode_s: float = Field(default=0.0, ge=0)
+    min_decode_s: Literal["auto"] | Annotated[float, Field(ge=0)] = "auto"
+    """``auto`` is one second on a GPU, where rounds are short, and a single run on a CPU."""
     timeout_s: float = Field(default=600.0, gt=0)
 
 

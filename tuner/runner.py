@@ -30,6 +30,7 @@ GRACE_S = 15.0
 """How much longer than a pair's own timeout the server may be silent before it is replaced."""
 
 START_TIMEOUT_S = 600.0
+MODULE = "strata.tuner.trial"
 
 
 class ServerLostError(Exception):
@@ -37,8 +38,8 @@ class ServerLostError(Exception):
 
 
 def server_command(*, model: str, device: str) -> list[str]:
-    """Return the command that starts the real trial server."""
-    return [sys.executable, "-m", "strata.tuner.trial", "--model", model, "--device", device]
+    """Return the command that starts the real trial server, whatever the current folder holds."""
+    return [sys.executable, "-P", "-m", MODULE, "--model", model, "--device", device]
 
 
 class ProcessRunner:

@@ -124,6 +124,7 @@ class SessionBench:
                 f"the session took a ring of {self._session.decision.ring_cells} cells where the "
                 f"plan asks for {ring_cells}: {self._session.decision.reason}"
             )
+        self.default_decode_s = 1.0 if model.device.type == "cuda" else 0.0
         self._has_window = spec.mode == "on"
         with every_core():
             self._prefill_s = self._session.prefill(prompt).seconds

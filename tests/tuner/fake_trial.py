@@ -48,6 +48,8 @@ class FakeEngine:
 
 
 class FakeBench:
+    default_decode_s = 0.0
+
     def __init__(self, spec: PairSpec, ring_cells: int, delay_s: float) -> None:
         self.spec = spec
         self.is_arm = ring_cells != spec.default_ring_cells

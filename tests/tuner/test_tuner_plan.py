@@ -32,7 +32,7 @@ def test_quick_is_what_the_issue_asks() -> None:
     assert plan.measure.max_new == 128
     grid = ArmGrid(plan, DEFAULT_RING_CELLS["cpu"])
     rings = {tier: grid.rings(tier) for tier in plan.grid.tiers}
-    assert rings == {512: (256, 1024), 1024: (256, 1024, 2048), 2048: (256, 1024, 4096),
+    assert rings == {512: (128, 256, 1024), 1024: (256, 1024, 2048), 2048: (256, 1024, 4096),
                      4096: (256, 1024, 8192)}  # fmt: skip
     assert plan.need_cells(2048) > grid.default_ring_cells
 
@@ -133,3 +133,13 @@ def test_a_plan_that_the_model_cannot_run_is_refused(plan: Plan) -> None:
         lay_grid(plan, device_default_cells=64, max_positions=70)
     with pytest.raises(UsageError, match="no MTP layer"):
         new_study(plan, replace(FACTS, has_mtp=False))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_quick_has_rings_to_compare_on_every_device(device: str) -> None:
+    """At each tier something is smaller than the context, or there is nothing to learn."""
+    plan = load_plan("quick")
+    grid = ArmGrid(plan, DEFAULT_RING_CELLS[device])
+    for tier in plan.grid.tiers:
+        assert 2 <= len(grid.rings(tier)) <= 3
+        assert min(grid.rings(tier)) < plan.need_cells(tier)
