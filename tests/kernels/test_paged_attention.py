@@ -19,7 +19,7 @@ from tests.kernels.devices import DEVICES, rms_ratio
 
 triton_attention = pytest.importorskip("strata.kernels.paged_attention.triton")
 
-TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
+TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 1e-2}
 NAN = float("nan")
 PLACEMENTS = ("resident", "in place", "mixed")
 BROKEN = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")

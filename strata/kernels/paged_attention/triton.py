@@ -24,7 +24,10 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Interpreted products take bfloat16 for integers, so operands are widened there."""
 
 
-@triton.jit(do_not_specialize=["rows", "splits", "listed_pages", "pages_stride"])
+@triton.jit(
+    do_not_specialize=["rows", "splits", "listed_pages", "pages_stride"],
+    do_not_specialize_on_alignment=["table_ptr", "positions_ptr", "pages_ptr"],
+)
 def _attend_splits(
     q_ptr,
     pool_ptr,
@@ -127,7 +130,7 @@ def _attend_splits(
     tl.store(sums_ptr + sums_at, acc, mask=given[:, None] & (d[None, :] < DIM))
 
 
-@triton.jit(do_not_specialize=["splits"])
+@triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["positions_ptr"])
 def _reduce_splits(
     sums_ptr,
     stats_ptr,
