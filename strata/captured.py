@@ -37,7 +37,18 @@ WARM_UP_RUNS = 2
 class Phase:
     """One phase of a round: a captured graph on a GPU, the plain function elsewhere."""
 
-    def __init__(self, body: Callable[[], None], device: torch.device, pool: object) -> None:
+    def __init__(
+        self,
+        body: Callable[[], None],
+        undo: Callable[[], None],
+        device: torch.device,
+        pool: object,
+    ) -> None:
+        """Capture `body`; after each warm-up run `undo` puts back what it changed besides K/V.
+
+        So every run writes the same cells, those of the round to come. Runs that moved on would
+        write cells that have no page, and overrun the slack of the drafter's ring.
+        """
         self._body = body
         self._graph: torch.cuda.CUDAGraph | None = None
         if device.type != "cuda":
@@ -47,6 +58,7 @@ class Phase:
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP_RUNS):
                 body()
+                undo()
         torch.cuda.current_stream(device).wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool):  # type: ignore[arg-type]
@@ -147,10 +159,13 @@ class CapturedEngine(Engine):
         key = (body.__name__, *arguments)
         if key not in self._phases:
             saved = [t.clone() for t in self._state()]
+
+            def undo() -> None:
+                for tensor, before in zip(self._state(), saved, strict=True):
+                    tensor.copy_(before)
+
             run = partial(body, *arguments)
-            self._phases[key] = Phase(run, self.model.device, self._pool)
-            for tensor, before in zip(self._state(), saved, strict=True):
-                tensor.copy_(before)
+            self._phases[key] = Phase(run, undo, self.model.device, self._pool)
         return self._phases[key]
 
     def _state(self) -> list[torch.Tensor]:

@@ -1,0 +1,50 @@
+"""What a capture runs beforehand leaves no trace, also where pages and windows are smallest."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from strata import captured
+from strata.config import KvConfig, SamplingParams, SessionConfig, SpecConfig
+from strata.engine import Engine
+from strata.lm import LanguageModel
+from strata.session import create_session
+from tests.conftest import prompt_of
+
+CELLS, NEW = 90, 25
+
+
+class WarmedPhase(captured.Phase):
+    """A phase that runs its warm-up on any device, as a capture does on a GPU."""
+
+    def __init__(self, body, undo, device: torch.device, pool: object) -> None:
+        super().__init__(body, undo, device, pool)
+        for _ in range(captured.WARM_UP_RUNS):
+            body()
+            undo()
+
+
+@pytest.mark.parametrize("drafts", [0, 1, 7])
+@pytest.mark.parametrize("window", [1, 5, 0])
+def test_a_warm_up_leaves_no_trace(
+    tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch, drafts: int, window: int
+) -> None:
+    monkeypatch.setattr(captured, "Phase", WarmedPhase)
+    params = SamplingParams(max_new=NEW, ignore_eos=True)
+    config = SessionConfig(
+        kv=KvConfig(resident_cells=10, page_cells=1),
+        spec=SpecConfig(drafts=drafts, window_cells=window),
+        graphs=False,
+    )
+    results = []
+    for kind in (Engine, captured.CapturedEngine):
+        session = create_session(tiny, config, prompt_cells=CELLS, max_new=NEW, environ={})
+        e = session.engine
+        session.engine = kind(e.model, e.kv, e.experts, e.drafter)
+        session.prefill(prompt_of(tiny, CELLS, seed=4))
+        # The last rounds are captured at the very end of what the session may reach.
+        done = session.generate(params)
+        session.engine.kv.residency.check_integrity()
+        results.append((done.tokens, done.rounds, done.accepted, str(done.kv)))
+    assert results[0] == results[1]
