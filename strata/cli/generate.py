@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from strata.cli import session_options as opt
 from strata.cli.console import EXIT_INTERRUPTED, err, fail_cleanly, note, warn
+from strata.cli.json_file import check_json_target, write_json
 from strata.config import DEFAULT_MAX_NEW, PAGE_CELLS, SamplingParams
 from strata.errors import UsageError
 from strata.openmp import calm
@@ -101,7 +101,7 @@ def generate(
         stop=tuple(stop or ()),
         ignore_eos=ignore_eos,
     )
-    _check_json_target(json_file)
+    check_json_target(json_file)
     text = _prompt_text(prompt, file, passage)
 
     calm()
@@ -194,27 +194,6 @@ def _run(session: Session, ids: list[int], params: SamplingParams, json_file: st
     stats = stats_object(session, prefill, generation)
     err.print(stats_block(stats))
     if json_file is not None:
-        _write_json(json_file, stats)
+        write_json(json_file, stats)
     if generation.stopped == "interrupted":
         raise typer.Exit(EXIT_INTERRUPTED)
-
-
-def _check_json_target(target: str | None) -> None:
-    """Raise UsageError now where nothing could be written when the generation is over."""
-    if target in (None, "-"):
-        return
-    path = Path(target)
-    if not path.parent.is_dir():
-        raise UsageError(f"--json: {path.parent} is no folder")
-    if path.is_dir():
-        raise UsageError(f"--json: {path} is a folder; give a file")
-
-
-def _write_json(target: str, stats: dict[str, Any]) -> None:
-    from strata.files import write_whole
-
-    data = json.dumps(stats, ensure_ascii=False, indent=1) + "\n"
-    if target == "-":
-        sys.stdout.write(data)
-        return
-    write_whole(Path(target), data.encode())
