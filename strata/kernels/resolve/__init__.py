@@ -31,7 +31,7 @@ def resolve(
     """Resolve `pages` [...] of `layer`, plus `base` each, negative ones excepted.
 
     Changes `state` and writes `out`. `pages` may repeat and need no order, unless the caller says
-    that they are `distinct` and ascending, which saves a pass over all pages. `keep_from` [1] is
+    that they are `distinct` and ascending, which saves the search for repeats. `keep_from` [1] is
     read on the device. Without `count` the counters stand still: a page that is just born needs
     a slot but crosses no bus.
     """

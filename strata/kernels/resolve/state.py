@@ -34,8 +34,8 @@ def state_shapes(layers: int, pages: int, slots: int, victims: Victims) -> Shape
 class ResolveState:
     """Residency of L layers with P pages and S slots each; one layer of experts is a layer too.
 
-    Slots below `scalars[:, FILLED]` have an owner, the others never had one. A stamp or a seen
-    page that equals the epoch of a resolve was selected by it.
+    Slots below `scalars[:, FILLED]` have an owner, the others never had one. A slot whose stamp
+    equals the epoch of a resolve was selected by it. `seen` is scratch of one resolve.
     """
 
     table: torch.Tensor  # [L, P], slot or -1

@@ -112,6 +112,20 @@ def _lightest(
     return found
 
 
+@triton.jit
+def _sort(from_ptr, to_ptr, count, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Write `count` distinct numbers ascending: each one's place is how many are smaller."""
+    for start in range(0, count, ROWS):
+        i = start + tl.arange(0, ROWS)
+        mine = tl.load(from_ptr + i, mask=i < count, other=0)
+        place = tl.zeros((ROWS,), tl.int32)
+        for other in range(0, count, COLUMNS):
+            j = other + tl.arange(0, COLUMNS)
+            theirs = tl.load(from_ptr + j, mask=j < count, other=0x7FFFFFFF)
+            place += tl.sum((theirs[None, :] < mine[:, None]).to(tl.int32), 1)
+        tl.store(to_ptr + place, mine, mask=i < count)
+
+
 @triton.jit(do_not_specialize=["first_layer", "num_asked", "base"])
 def _resolve(
     pages_ptr,
@@ -166,28 +180,24 @@ def _resolve(
     keep = tl.load(keep_ptr).to(tl.int32) if KEEP else pages
     now = (time + 1).to(tl.float64) * tl.full((), DECAY, tl.float64)
 
-    # Look up: hits are stamped and read now, misses listed ascending.
-    if DISTINCT:
-        end = num_asked
-    else:
-        end = pages
+    # Look up: hits are stamped and read now, misses listed, each page once. Of equal pages the
+    # one whose number stuck in `seen` speaks for all; which one that is makes no difference.
+    if not DISTINCT:
         for start in range(0, num_asked, BLOCK):
             i = start + tl.arange(0, BLOCK)
             page = tl.load(pages_ptr + i, mask=i < num_asked, other=-1).to(tl.int32)
-            marks = epoch + tl.zeros((BLOCK,), tl.int32)
-            tl.store(seen_ptr + page + base, marks, mask=page >= 0)
+            tl.store(seen_ptr + page + base, i, mask=page >= 0)
         tl.debug_barrier()
+    listed_ptr = out_pages_ptr if DISTINCT else out_slots_ptr
     lookups = filled * 0
     missed = filled * 0
-    for start in range(0, end, BLOCK):
+    for start in range(0, num_asked, BLOCK):
         i = start + tl.arange(0, BLOCK)
-        if DISTINCT:
-            page = tl.load(pages_ptr + i, mask=i < num_asked, other=-1).to(tl.int32)
-            asked = page >= 0
-            page += base
-        else:
-            page = i
-            asked = tl.load(seen_ptr + i, mask=i < pages, other=0) == epoch
+        page = tl.load(pages_ptr + i, mask=i < num_asked, other=-1).to(tl.int32)
+        asked = page >= 0
+        page += base
+        if not DISTINCT:
+            asked = asked & (tl.load(seen_ptr + page, mask=asked, other=-1) == i)
         slot = tl.load(table_ptr + page, mask=asked, other=-1)
         hit = asked & (slot >= 0)
         miss = asked & (slot < 0)
@@ -198,10 +208,13 @@ def _resolve(
             weight = tl.load(memory_ptr + slot, mask=hit, other=0.0)
             tl.store(memory_ptr + slot, _add_read(weight, now), mask=hit)
         rank = missed + tl.cumsum(miss.to(tl.int32), 0)
-        tl.store(out_pages_ptr + rank - 1, page, mask=miss)
+        tl.store(listed_ptr + rank - 1, page, mask=miss)
         missed += tl.sum(miss.to(tl.int32), 0)
         lookups += tl.sum(asked.to(tl.int32), 0)
     tl.debug_barrier()
+    if not DISTINCT:
+        _sort(out_slots_ptr, out_pages_ptr, missed, 32, 64)
+        tl.debug_barrier()
 
     # Slots: free ones first, then victims.
     free = tl.minimum(slots - filled, missed)
