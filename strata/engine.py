@@ -72,7 +72,7 @@ class Engine:
                 on_progress(len(part))
         kv.note_prompt_end(torch.stack(queries))
         kv.seed()
-        self._prompt_hidden = hidden[-1:]
+        self._prompt_hidden = hidden[-1:].clone()  # a view would keep the whole chunk
         self._prompt_cells = len(ids)
 
     def _forward_chunk(
