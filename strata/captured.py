@@ -25,7 +25,6 @@ from strata.draft.mtp import MtpDrafter
 from strata.engine import Engine, Round
 from strata.experts.cache import ResidentExperts
 from strata.kernels.append import append_cells
-from strata.kernels.experts import expert_product
 from strata.kernels.paged_attention import attend_dense
 from strata.sampling import Sampler
 
@@ -116,8 +115,7 @@ class CapturedEngine(Engine):
 
         def experts(layer: int, x: torch.Tensor) -> torch.Tensor:
             ids, weights = self._route(layer, x)
-            gate_up, down = self.experts.gather(ids.flatten() + layer * config.experts)
-            return expert_product(x, gate_up, down, weights)
+            return self.experts.product(x, ids + layer * config.experts, weights)
 
         tokens = self._tokens[:rows]
         hidden = model.run_layers(model.embed(tokens), positions, attend, experts)
