@@ -82,7 +82,7 @@ def time_resolve(device: torch.device) -> Iterator[dict[str, Any]]:
 def resolve_figure(
     device: torch.device, victims: Any, slots: int, rows: int, fresh: int
 ) -> dict[str, Any]:
-    """Time resolves whose rows read the same pages but for one, `fresh` of them new each call."""
+    """Time resolves of rows that read the same pages, `fresh` of them new each call."""
     state = ResolveState.empty(1, 8_256, slots, victims, device)
     out = Admitted.empty(1, SELECTED * rows, device)
     keep = torch.tensor([8_250], device=device)

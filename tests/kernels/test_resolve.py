@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strata.config import Victims
-from strata.kernels.resolve import ref
+from strata.kernels.resolve import resolve
 from strata.kernels.resolve.state import EPOCH, FILLED, TIME, Admitted, ResolveState
 from strata.kv.counters import Counters
 from strata.kv.residency import Residency
@@ -122,7 +122,7 @@ def run_sequence(
         expected = oracle.resolve(asked.flatten(), keep)
         kept = None if keep is None else torch.tensor([keep])
         out = poisoned(1, pages, CPU)
-        ref.resolve(plain, asked, out, layer=0, keep_from=kept)
+        resolve(plain, asked, out, layer=0, keep_from=kept)  # a CPU takes the reference
         check_admitted(out, expected, asked.flatten())
         oracle.check(plain)
         out = poisoned(1, pages, device)

@@ -14,7 +14,10 @@ from strata.kernels import device
 from strata.kernels.resolve import ref
 from strata.kernels.resolve.state import Admitted, ResolveState, state_shapes
 
-__all__ = ["Admitted", "ResolveState", "resolve", "state_shapes"]
+__all__ = ["MAX_LRFU_SLOTS", "Admitted", "ResolveState", "resolve", "state_shapes"]
+
+MAX_LRFU_SLOTS = 16_384
+"""Slots whose weights one program holds in registers."""
 
 
 def resolve(
@@ -22,20 +25,22 @@ def resolve(
     pages: torch.Tensor,
     out: Admitted,
     *,
-    layer: int,
+    layer: int | None,
     keep_from: torch.Tensor | None = None,
     base: int = 0,
     distinct: bool = False,
     count: bool = True,
 ) -> None:
-    """Resolve `pages` [...] of `layer`, plus `base` each, negative ones excepted.
+    """Resolve `pages` [...] of `layer` or, where it is None, of every layer, plus `base` each.
 
     Changes `state` and writes `out`. `pages` may repeat and need no order, unless the caller says
     that they are `distinct` and ascending, which saves the search for repeats. `keep_from` [1] is
     read on the device. Without `count` the counters stand still: a page that is just born needs
-    a slot but crosses no bus.
+    a slot but crosses no bus. On a GPU nothing is read back by the host, except for LRFU over
+    more than 16,384 slots, which takes the reference.
     """
-    if device.has_kernels(state.table):
+    fits = state.victims == "clock" or state.owner.shape[1] <= MAX_LRFU_SLOTS
+    if device.has_kernels(state.table) and fits:
         from strata.kernels.resolve import triton
 
         triton.resolve(
@@ -49,4 +54,8 @@ def resolve(
             count=count,
         )
         return
-    ref.resolve(state, pages, out, layer=layer, keep_from=keep_from, base=base, count=count)
+    layers = range(len(state.table)) if layer is None else [layer]
+    for number, one in enumerate(layers):
+        ref.resolve(
+            state, pages, out.of(number), layer=one, keep_from=keep_from, base=base, count=count
+        )

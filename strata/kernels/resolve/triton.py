@@ -12,12 +12,11 @@ import triton
 import triton.language as tl
 
 from strata.kernels.device import on_device_of
+from strata.kernels.resolve import MAX_LRFU_SLOTS
 from strata.kernels.resolve.ref import LRFU_DECAY
 from strata.kernels.resolve.state import COUNTS, SCALARS, Admitted, ResolveState
 
 BLOCK = 1024
-MAX_LRFU_SLOTS = 16_384
-"""Slots whose weights one program holds in registers."""
 
 
 @triton.jit
@@ -126,7 +125,9 @@ def _sort(from_ptr, to_ptr, count, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
         tl.store(to_ptr + place, mine, mask=i < count)
 
 
-@triton.jit(do_not_specialize=["first_layer", "num_asked", "base"])
+@triton.jit(
+    do_not_specialize=["first_layer", "num_asked", "pages_stride", "room", "base", "pages", "slots"]
+)
 def _resolve(
     pages_ptr,
     table_ptr,
@@ -305,7 +306,7 @@ def resolve(
     asked = pages.numel() // layers if per_layer else pages.numel()
     assert out.pages.shape[0] == programs
     assert out.pages.shape[1] >= min(asked, num_pages)
-    block_slots = max(triton.next_power_of_2(slots), 16)
+    block_slots = max(triton.next_power_of_2(slots), 64)
     with on_device_of(state.table):
         _resolve[(programs,)](
             pages,

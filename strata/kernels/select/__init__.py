@@ -11,9 +11,10 @@ from strata.kernels import device
 from strata.kernels.select import ref
 from strata.kernels.select.ref import count_selected, update_bounds
 
-__all__ = ["count_selected", "select_pages", "update_bounds"]
+__all__ = ["MAX_FUSED_PAGES", "count_selected", "select_pages", "update_bounds"]
 
 MAX_FUSED_PAGES = 16_384
+"""Pages whose scores one program holds in registers."""
 
 
 def select_pages(

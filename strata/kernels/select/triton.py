@@ -12,9 +12,8 @@ import triton
 import triton.language as tl
 
 from strata.kernels.device import on_device_of
+from strata.kernels.select import MAX_FUSED_PAGES
 
-MAX_PAGES = 16_384
-"""Pages whose scores one program holds in registers."""
 SCORE_BLOCK = 32
 """Pages a scoring program reads: their bounds stay in registers while it goes through heads."""
 
@@ -145,7 +144,7 @@ def choose_pages(
 ) -> torch.Tensor:
     """Write the pages that `scores` [R, P] choose into `out` [R, M], ascending."""
     rows, pages = scores.shape
-    assert pages <= MAX_PAGES
+    assert pages <= MAX_FUSED_PAGES
     assert count > tail
     assert scores.is_contiguous()
     assert out.is_contiguous()
