@@ -289,11 +289,9 @@ def test_the_number_of_rows_leaves_no_trace(
     device: str, dtype: torch.dtype, selected: int | None
 ) -> None:
     # The window straddles the border of a page, of a block and of a split.
-    case = make_case(
-        cells=132, page_cells=16, rows=8, group=4, dim=32, dtype=dtype, selected=selected
-    )
+    case = make_case(cells=132, page_cells=16, rows=8, dtype=dtype, selected=selected)
     together = case.run(device)
-    for rows in range(1, 8):
+    for rows in (1, 2, 5, 7):
         assert torch.equal(case.rows(0, rows).run(device), together[:rows])
 
 

@@ -17,9 +17,9 @@ SPLIT_CELLS = 128
 """Cells of a split, rounded down to whole pages: at 1K cells 8 programs a head share the work."""
 TILE_ROWS = 8
 """Query rows of a dense tile, present or not."""
-REDUCE_SPLITS = 64
-"""Splits that the reduction adds at a time."""
-REDUCE_DIMS = 32
+REDUCE_SPLITS = 256
+"""Lanes of the reduction: lane i adds splits i, i + 256, ..., then the lanes are summed."""
+REDUCE_DIMS = 16
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Interpreted products take bfloat16 for integers, so operands are widened there."""
 
@@ -151,27 +151,30 @@ def _reduce_splits(
         position = tl.load(positions_ptr + query // HEADS).to(tl.int32)
         count = tl.minimum(position // SPLIT + 1, splits)
     totals_ptr = stats_ptr + tl.num_programs(0).to(tl.int64) * splits
-    first_part = query.to(tl.int64) * splits
-    top = tl.full([1], float("-inf"), tl.float32)
-    total = tl.zeros([1], tl.float32)
-    acc = tl.zeros([BLOCK_D], tl.float32)
+    first = query.to(tl.int64) * splits
+    lane = tl.arange(0, BLOCK_S)
+    tops = tl.full([BLOCK_S], float("-inf"), tl.float32)
     for start in range(0, count, BLOCK_S):
-        s = start + tl.arange(0, BLOCK_S)
+        s = start + lane
+        more = tl.load(stats_ptr + first + s, mask=s < count, other=float("-inf"))
+        tops = tl.maximum(tops, more)
+    top = tl.max(tops, 0)
+    pivot = tl.where(top == float("-inf"), 0.0, top)
+    # Lanes stay apart until the end, so that no turn of the loop waits for another lane.
+    totals = tl.zeros([BLOCK_S], tl.float32)
+    sums = tl.zeros([BLOCK_S, BLOCK_D], tl.float32)
+    for start in range(0, count, BLOCK_S):
+        s = start + lane
         there = s < count
-        part = first_part + s
-        tops = tl.load(stats_ptr + part, mask=there, other=float("-inf"))
-        totals = tl.load(totals_ptr + part, mask=there, other=0.0)
+        weights = tl.load(stats_ptr + first + s, mask=there, other=float("-inf"))
+        weights = tl.exp2(weights - pivot)
+        totals += tl.load(totals_ptr + first + s, mask=there, other=0.0) * weights
+        at = (first + s)[:, None] * DIM + d[None, :]
         mask = there[:, None] & (d[None, :] < DIM)
-        sums = tl.load(sums_ptr + part[:, None] * DIM + d[None, :], mask=mask, other=0.0)
-        new_top = tl.maximum(top, tl.max(tops, 0))
-        pivot = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weights = tl.exp2(tops - pivot)
-        fade = tl.exp2(top - pivot)
-        total = total * fade + tl.sum(totals * weights, 0)
-        acc = acc * fade + tl.sum(sums * weights[:, None], 0)
-        top = new_top
+        sums += tl.load(sums_ptr + at, mask=mask, other=0.0) * weights[:, None]
+    out = tl.sum(sums, 0) / tl.sum(totals, 0)
     out_at = query.to(tl.int64) * DIM + d
-    tl.store(out_ptr + out_at, (acc / total).to(out_ptr.dtype.element_ty), mask=d < DIM)
+    tl.store(out_ptr + out_at, out.to(out_ptr.dtype.element_ty), mask=d < DIM)
 
 
 def attend_dense(
@@ -264,6 +267,6 @@ def _attend(
             SPLIT=split_pages * page_cells,
             BLOCK_S=REDUCE_SPLITS,
             BLOCK_D=REDUCE_DIMS,
-            num_warps=4,
+            num_warps=8,
         )
     return out
