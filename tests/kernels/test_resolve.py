@@ -60,7 +60,7 @@ class Oracle:
         assert torch.equal(state.table[layer].cpu(), self.residency.table[0])
         assert torch.equal(state.owner[layer].cpu(), self.residency.owner[0])
         scalars = state.scalars[layer].tolist()
-        assert scalars[FILLED] == self.residency._filled[0]
+        assert scalars[FILLED] == self.residency.filled[0]
         (memory,) = self.policy.state().values()
         if isinstance(self.policy, Clock):
             assert scalars[TIME] == self.policy._hand[0]
