@@ -6,12 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
-from strata.config import SamplingParams, SessionConfig
-from strata.generation import Generation
-from strata.lm import LanguageModel, bundled_model_path, load_model
-from strata.session import Session, create_session
+from strata.openmp import calm
+
+calm()  # before torch is imported: prompts take every core, and a busy machine has none to spin on
+
+import torch  # noqa: E402
+
+from strata.config import SamplingParams, SessionConfig  # noqa: E402
+from strata.generation import Generation  # noqa: E402
+from strata.lm import LanguageModel, bundled_model_path, load_model  # noqa: E402
+from strata.session import Session, create_session  # noqa: E402
 
 # Two OpenMP threads that spin on two busy cores are slower than one by far.
 torch.set_num_threads(1)
