@@ -199,6 +199,7 @@ def test_a_newborn_page_gets_a_slot_in_every_layer_uncounted(where: str, victims
     device = torch.device(where)
     oracles = [Oracle(30, 6, victims) for _ in range(3)]
     state = ResolveState.empty(3, 30, 6, victims, device)
+    plain = ResolveState.empty(3, 30, 6, victims, CPU)
     torch.manual_seed(2)
     for page in range(8, 20):
         for layer, oracle in enumerate(oracles):
@@ -210,6 +211,7 @@ def test_a_newborn_page_gets_a_slot_in_every_layer_uncounted(where: str, victims
                 state, asked.to(device), out, layer=layer, keep_from=keep, distinct=True
             )
             check_admitted(out, expected, asked)
+            resolve(plain, asked, poisoned(1, 4, CPU), layer=layer, keep_from=keep.cpu())
             oracle.residency.admit_new(0, page, first_tail=page - 1, replace=True)
         out = poisoned(3, 1, device)
         triton_resolve.resolve(
@@ -221,8 +223,19 @@ def test_a_newborn_page_gets_a_slot_in_every_layer_uncounted(where: str, victims
             distinct=True,
             count=False,
         )
+        born = poisoned(3, 1, CPU)
+        resolve(
+            plain,
+            torch.tensor([page]),
+            born,
+            layer=None,
+            keep_from=torch.tensor([page - 1]),
+            count=False,
+        )
+        assert torch.equal(born.slots, out.slots.cpu())
         for layer, oracle in enumerate(oracles):
             oracle.check(state, layer)
+            oracle.check(plain, layer)
             slot = int(oracle.residency.table[0, page])
             assert out.slots[layer, 0] == slot
 

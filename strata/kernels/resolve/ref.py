@@ -68,18 +68,36 @@ def resolve(
     pages: torch.Tensor,
     out: Admitted,
     *,
-    layer: int,
+    layer: int | None,
     keep_from: torch.Tensor | None = None,
     base: int = 0,
     count: bool = True,
 ) -> None:
-    """Make `pages` of `layer` resident as far as slots reach; see the package for the contract."""
+    """Make `pages` resident as far as slots reach; see the package for the contract."""
+    limit = state.table.shape[1] if keep_from is None else int(keep_from)
+    layers = range(len(state.table)) if layer is None else [layer]
+    per_layer = layer is None and pages.ndim > 1 and len(pages) == len(state.table)
+    for row, each in enumerate(layers):
+        asked = pages[row] if per_layer else pages
+        asked = torch.unique(asked[asked >= 0].long()) + base
+        _resolve_layer(state, asked, out, layer=each, row=row, limit=limit, count=count)
+
+
+def _resolve_layer(
+    state: ResolveState,
+    asked: torch.Tensor,
+    out: Admitted,
+    *,
+    layer: int,
+    row: int,
+    limit: int,
+    count: bool,
+) -> None:
+    """Resolve the distinct pages `asked` [N] and write row `row` of `out`."""
     table, owner, scalars = state.table[layer], state.owner[layer], state.scalars[layer]
-    asked = torch.unique(pages[pages >= 0].long()) + base
     slots = table[asked].long()
     hit = slots >= 0
     missed = asked[~hit]
-    limit = len(table) if keep_from is None else int(keep_from)
     evictable = (owner >= 0) & (owner < limit)
     evictable[slots[hit]] = False
     filled, total = int(scalars[FILLED]), len(owner)
@@ -98,9 +116,9 @@ def resolve(
         overflows = len(missed) - len(taken)
         counts = [len(asked), len(asked) - len(missed), len(missed), overflows]
         state.counters[layer] += torch.tensor(counts, device=owner.device)
-    out.pages[0, : len(missed)] = missed.to(out.pages.dtype)
-    out.slots[0, : len(taken)] = taken.to(out.slots.dtype)
-    out.count[0] = torch.tensor([len(taken), len(missed)], device=owner.device)
+    out.pages[row, : len(missed)] = missed.to(out.pages.dtype)
+    out.slots[row, : len(taken)] = taken.to(out.slots.dtype)
+    out.count[row] = torch.tensor([len(taken), len(missed)], device=owner.device)
 
 
 def _choose(state: ResolveState, layer: int, evictable: torch.Tensor, count: int) -> torch.Tensor:
