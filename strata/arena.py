@@ -7,6 +7,9 @@ from collections.abc import Mapping
 
 import torch
 
+from strata.errors import BudgetError
+from strata.units import format_bytes
+
 ALIGNMENT_BYTES = 256
 
 
@@ -24,9 +27,16 @@ class Arena:
     """
 
     def __init__(self, size_bytes: int, device: torch.device) -> None:
+        """Reserve `size_bytes`; raise BudgetError where `device` does not have them."""
         # Zero, not empty: attention masks cells that nobody wrote yet, and a mask does not
         # silence a NaN.
-        self._block = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
+        try:
+            self._block = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
+        except RuntimeError as error:  # a CPU's allocator has no error of its own
+            raise BudgetError(
+                f"{device} has no {format_bytes(size_bytes)} left for this session; lower "
+                "--kv-resident, or give a --vram-budget that the device holds"
+            ) from error
         self._used = 0
         self._ledger: dict[str, int] = {}
 

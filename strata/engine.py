@@ -7,7 +7,7 @@ forward verifies a whole window; `forwards` counts them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,6 +16,7 @@ from strata.experts.cache import ExpertCache
 from strata.kernels.attention import attend_chunk
 from strata.kernels.experts import grouped_product, route
 from strata.kv.cache import SEED_ROWS, KvCache
+from strata.kv.counters import Counters
 from strata.lm.model import LanguageModel
 from strata.sampling import Sampler
 
@@ -158,6 +159,14 @@ class Engine:
             count=c.experts_per_token,
             normalise=c.normalise_router,
         )
+
+    def kv_counters(self) -> Counters:
+        """Return the K/V lookups of all layers so far."""
+        return self.kv.counters.total()
+
+    def expert_counters(self) -> Counters:
+        """Return the expert lookups so far."""
+        return replace(self.experts.counters)
 
     def _positions(self, first: int, count: int) -> torch.Tensor:
         return torch.arange(first, first + count, device=self.model.device)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from strata import captured
 from strata.arena import Arena
+from strata.captured import CapturedEngine
 from strata.config import (
     DEFAULT_RING_CELLS,
     MAX_DRAFTS,
@@ -126,7 +126,7 @@ class Session:
         eos = () if params.ignore_eos else self.model.tokenizer.eos_ids
         out = Generation()
         start = time.perf_counter()
-        kv_before, experts_before = engine.kv.counters.total(), replace(engine.experts.counters)
+        kv_before, experts_before = engine.kv_counters(), engine.expert_counters()
 
         def take(tokens: list[int]) -> bool:
             now = time.perf_counter()
@@ -160,8 +160,8 @@ class Session:
         out.text += rest
         if on_text and rest:
             on_text(rest)
-        out.kv = engine.kv.counters.total() - kv_before
-        out.experts = engine.experts.counters - experts_before
+        out.kv = engine.kv_counters() - kv_before
+        out.experts = engine.expert_counters() - experts_before
         return out
 
     def _check_room(self, cells: int, what: str) -> None:
@@ -217,8 +217,8 @@ def create_session(
             ring = DrafterRing(shape, window, g.pages * g.page_cells, model.dtype, arena)
             drafter = MtpDrafter(model, ring)
     engine = Engine(model, kv, experts, drafter)
-    if config.graphs and model.device.type == "cuda" and captured.supports(engine):
-        engine = captured.CapturedEngine(model, kv, experts, drafter)
+    if config.graphs and model.device.type == "cuda":
+        engine = CapturedEngine(model, kv, experts, drafter)
     return Session(engine, arena, decision, warnings, drafts, config.spec.min_p, window)
 
 

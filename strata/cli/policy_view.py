@@ -84,7 +84,11 @@ def backtest_table(result: Backtest) -> Table:
     """Return what each policy chose at each row and what that measured."""
     grid = Table("row", "tier", "drafter", "policy", "ring", "measured", box=SIMPLE_HEAD)
     for item in result.results:
-        first = (item.row.id, _cells_label(item.row.tier_cells), item.row.mode)
+        first: tuple[str, str, str] = (
+            item.row.id,
+            _cells_label(item.row.tier_cells),
+            item.row.mode,
+        )
         for policy, outcome in item.outcomes.items():
             grid.add_row(*first, policy, str(outcome.ring_cells), Text(str(outcome)))
             first = ("", "", "")

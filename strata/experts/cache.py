@@ -46,30 +46,35 @@ class ResidentExperts:
 
     def gather(self, experts: torch.Tensor) -> Gathered:
         """Return the weights of `experts`."""
-        self._count(experts)
+        self.count(experts.numel())
         return _split(self._weights, experts)
 
     def product(
         self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         """Return the weighted sum over each row's experts; on a GPU nothing is gathered."""
-        if device.has_kernels(x):
-            self._count(experts)
-            return slot_product(x, experts, weights, self._weights)
-        return expert_product(x, *self.gather(experts.flatten()), weights)
+        self.count(experts.numel())
+        return self.apply(x, experts, weights)
 
-    def _count(self, experts: torch.Tensor) -> None:
-        self.counters.count(lookups=experts.numel(), misses=0, overflows=0, item_bytes=0)
+    def apply(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Do what `product` does without counting."""
+        if device.has_kernels(x):
+            return slot_product(x, experts, weights, self._weights)
+        return expert_product(x, *_split(self._weights, experts.flatten()), weights)
+
+    def count(self, lookups: int) -> None:
+        """Count `lookups` hits."""
+        self.counters.count(lookups=lookups, misses=0, overflows=0, item_bytes=0)
 
 
 class PooledExperts:
     """A pool of slots over all layers; what does not fit is read in place from host memory."""
 
     def __init__(self, host: torch.Tensor, slots: int, arena: Arena) -> None:
-        self._host = host  # [N, 3I, H]
+        self.host = host  # [N, 3I, H]
         self.slots = slots
         self.counters = Counters()
-        self._pool = arena.take("expert slots", (slots, *host.shape[1:]), host.dtype)
+        self.pool = arena.take("expert slots", (slots, *host.shape[1:]), host.dtype)
         table = arena.take("expert tables", (1, len(host)), torch.int32)
         owner = arena.take("expert tables", (1, slots), torch.int32)
         self.residency = Residency(make_victims("clock", 1, slots, arena.device), table, owner)
@@ -78,7 +83,7 @@ class PooledExperts:
         """Return the weights of `experts`; the distinct ones are resolved in one call."""
         overflows = self._resolve(experts)
         slots = self.residency.slots_of(0, experts)
-        gathered = _split(self._pool, slots.clamp_min(0))
+        gathered = _split(self.pool, slots.clamp_min(0))
         if overflows:
             in_place = (slots < 0).nonzero()[:, 0]
             wanted, order = torch.unique(experts[in_place], return_inverse=True)
@@ -95,7 +100,7 @@ class PooledExperts:
         if device.has_kernels(x):
             self._resolve(experts)
             table = self.residency.table[0]
-            return slot_product(x, experts, weights, self._pool, table=table, host=self._host)
+            return slot_product(x, experts, weights, self.pool, table=table, host=self.host)
         return expert_product(x, *self.gather(experts.flatten()), weights)
 
     def _resolve(self, experts: torch.Tensor) -> int:
@@ -104,19 +109,19 @@ class PooledExperts:
         before, admission = self.residency.resolve(0, distinct)
         misses = overflows = 0
         if admission is not None:
-            self._pool.index_copy_(0, admission.slots, self._from_host(admission.pages))
+            self.pool.index_copy_(0, admission.slots, self._from_host(admission.pages))
             misses = int((before < 0).sum())
             overflows = misses - len(admission.pages)
         self.counters.count(
             lookups=len(distinct),
             misses=misses,
             overflows=overflows,
-            item_bytes=self._host[0].nbytes,
+            item_bytes=self.host[0].nbytes,
         )
         return overflows
 
     def _from_host(self, experts: torch.Tensor) -> torch.Tensor:
-        return self._host.index_select(0, experts.to(self._host.device)).to(self._pool.device)
+        return self.host.index_select(0, experts.to(self.host.device)).to(self.pool.device)
 
 
 def _split(weights: torch.Tensor, at: torch.Tensor) -> Gathered:

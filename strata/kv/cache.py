@@ -36,6 +36,7 @@ class KvCache:
         owner = arena.take("page tables", (g.layers, g.slots), torch.int32)
         host = torch.zeros(g.host_shape, dtype=g.dtype, pin_memory=device.type == "cuda")
         self.transfer, self._reader = make_stores(g, pool, host, table)
+        self.victims = victims
         policy = make_victims(victims, g.layers, g.slots, device)
         self.residency = Residency(policy, table, owner)
         self.bounds = (
@@ -43,7 +44,7 @@ class KvCache:
         )
         self.counters = LayerCounters([Counters() for _ in range(g.layers)])
         self.committed = 0
-        self._born_pages = 0
+        self.born_pages = 0
         self._seed_counts: torch.Tensor | None = None  # [L, P]
         self._planned_pages = 0
         self._planned_in_place: list[int] = []  # [L]
@@ -93,7 +94,7 @@ class KvCache:
         g = self.geometry
         last_page = (cells - 1) // g.page_cells
         assert last_page < g.pages, "window past the session's max context"
-        for page in range(self._born_pages, last_page + 1):
+        for page in range(self.born_pages, last_page + 1):
             self._bear(page)
         return last_page
 
@@ -110,8 +111,8 @@ class KvCache:
         first_tail = page - g.tail + 1
         for layer in range(g.layers):
             self.residency.admit_new(layer, page, first_tail=first_tail, replace=g.select_pages > 0)
-        self._reset_bounds(page)
-        self._born_pages = page + 1
+        self.reset_bounds(page)
+        self.born_pages = page + 1
         self._planned_pages = 0
 
     def _plan_dense(self, pages: int) -> None:
@@ -161,7 +162,7 @@ class KvCache:
         if self.bounds is not None:
             if layer == 0:
                 for page in range(pages_of(self.committed, g.page_cells), int(pages[-1]) + 1):
-                    self._reset_bounds(page)
+                    self.reset_bounds(page)
             update_bounds(self.bounds[layer], pages, cells[:, 0])
 
     def past(self, layer: int, segment: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -210,7 +211,7 @@ class KvCache:
             best = rank.argsort(descending=True)[: g.slots].sort().values
             admission = self.residency.seed(layer, best)
             self.transfer.bring_in(layer, admission.pages, admission.slots)
-        self._born_pages = pages
+        self.born_pages = pages
         self._planned_pages = 0
 
     def truncate(self, cells: int) -> None:
@@ -221,14 +222,15 @@ class KvCache:
         self._window = None
         first = (cells - 1) // g.page_cells * g.page_cells
         if self.bounds is not None:
-            self._reset_bounds(first // g.page_cells)
+            self.reset_bounds(first // g.page_cells)
             page = torch.full((cells - first,), first // g.page_cells, device=self.bounds.device)
             for layer in range(g.layers):
                 keys, _ = self.transfer.past_segment(layer, first, cells)
                 update_bounds(self.bounds[layer], page, keys.transpose(0, 1))
         self.seed()
 
-    def _reset_bounds(self, page: int) -> None:
+    def reset_bounds(self, page: int) -> None:
+        """Give a newborn page bounds that its first key replaces."""
         if self.bounds is not None:
             self.bounds[:, :, page, : self.geometry.head_dim] = -torch.inf
             self.bounds[:, :, page, self.geometry.head_dim :] = torch.inf

@@ -42,7 +42,7 @@ class Residency:
         self.table.fill_(NOT_RESIDENT)
         self.owner.fill_(NOT_RESIDENT)
         self._victims.clear()
-        self._filled = [0] * self.layers
+        self.filled = [0] * self.layers
 
     def slots_of(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
         """Return the slots [N] of `pages`, NOT_RESIDENT where there is none."""
@@ -78,7 +78,7 @@ class Residency:
         owner = self.owner[layer]
         evictable = owner < first_tail
         pages = torch.tensor([page], device=owner.device)
-        if replace or self._filled[layer] < self.slots:
+        if replace or self.filled[layer] < self.slots:
             self._victims.touch(layer, self._admit(layer, pages, evictable).slots)
             return
         slot = torch.where(evictable, owner, -2).argmax(0, keepdim=True)
@@ -86,17 +86,17 @@ class Residency:
 
     def seed(self, layer: int, pages: torch.Tensor) -> Admission:
         """Fill an empty layer with `pages`, at most as many as there are slots."""
-        assert self._filled[layer] == 0, "seed fills an empty layer"
+        assert self.filled[layer] == 0, "seed fills an empty layer"
         assert len(pages) <= self.slots
         slots = torch.arange(len(pages), device=pages.device)
-        self._filled[layer] = len(pages)
+        self.filled[layer] = len(pages)
         self._assign(layer, pages, slots)
         return Admission(pages, slots)
 
     def _admit(self, layer: int, pages: torch.Tensor, evictable: torch.Tensor) -> Admission:
-        filled, total = self._filled[layer], self.slots
+        filled, total = self.filled[layer], self.slots
         free = torch.arange(filled, min(total, filled + len(pages)), device=pages.device)
-        self._filled[layer] += len(free)
+        self.filled[layer] += len(free)
         if len(free) < len(pages):
             evictable[filled:] = False
             victims = self._victims.choose(layer, evictable, len(pages) - len(free))
@@ -123,6 +123,6 @@ class Residency:
             assert len(resident) == len(held) <= self.slots
             assert torch.equal(owner[table[resident].long()].long(), resident)
             assert torch.equal(table[owner[held].long()].long(), held)
-            assert torch.equal(held, torch.arange(self._filled[layer], device=held.device))
+            assert torch.equal(held, torch.arange(self.filled[layer], device=held.device))
             for name, memory in self._victims.state().items():
                 assert not memory[layer].isnan().any(), name

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from strata import captured
+from strata.captured import CapturedEngine, engine
+from strata.captured.phase import WARM_UP_RUNS, Phase
 from strata.config import KvConfig, SamplingParams, SessionConfig, SpecConfig
 from strata.engine import Engine
 from strata.lm import LanguageModel
@@ -15,12 +16,12 @@ from tests.conftest import prompt_of
 CELLS, NEW = 90, 25
 
 
-class WarmedPhase(captured.Phase):
+class WarmedPhase(Phase):
     """A phase that runs its warm-up on any device, as a capture does on a GPU."""
 
     def __init__(self, body, undo, device: torch.device, pool: object) -> None:
         super().__init__(body, undo, device, pool)
-        for _ in range(captured.WARM_UP_RUNS):
+        for _ in range(WARM_UP_RUNS):
             body()
             undo()
 
@@ -30,7 +31,7 @@ class WarmedPhase(captured.Phase):
 def test_a_warm_up_leaves_no_trace(
     tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch, drafts: int, window: int
 ) -> None:
-    monkeypatch.setattr(captured, "Phase", WarmedPhase)
+    monkeypatch.setattr(engine, "Phase", WarmedPhase)
     params = SamplingParams(max_new=NEW, ignore_eos=True)
     config = SessionConfig(
         kv=KvConfig(resident_cells=10, page_cells=1),
@@ -38,7 +39,7 @@ def test_a_warm_up_leaves_no_trace(
         graphs=False,
     )
     results = []
-    for kind in (Engine, captured.CapturedEngine):
+    for kind in (Engine, CapturedEngine):
         session = create_session(tiny, config, prompt_cells=CELLS, max_new=NEW, environ={})
         e = session.engine
         session.engine = kind(e.model, e.kv, e.experts, e.drafter)

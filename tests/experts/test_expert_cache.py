@@ -57,7 +57,7 @@ def test_a_slot_is_what_is_read():
     pooled = make_pool(4)
     ids = torch.tensor([3, 8])
     pooled.gather(ids)
-    pooled._host[ids] = torch.nan
+    pooled.host[ids] = torch.nan
     assert torch.equal(pooled.gather(ids)[0], HOST[ids, : 2 * WIDTH])
-    pooled._pool[int(pooled.residency.table[0, 3])] = torch.nan
+    pooled.pool[int(pooled.residency.table[0, 3])] = torch.nan
     assert pooled.gather(ids)[0][0].isnan().all()

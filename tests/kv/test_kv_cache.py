@@ -35,7 +35,7 @@ def test_a_page_born_for_rejected_drafts_keeps_its_slot(victims):
     fill(cache, 120, generator)
     for _ in range(30):
         window(cache, 8, 1, generator)
-        born = cache._born_pages
+        born = cache.born_pages
         for _ in range(3):
             window(cache, 1, 1, generator)
         assert (cache.residency.table[:, cache.committed : born] >= 0).all()

@@ -159,6 +159,6 @@ def test_integrity_check_sees_damage():
         elif damage == "owner":
             residency.owner[0, 0] = 2
         else:
-            residency._filled[0] = 1
+            residency.filled[0] = 1
         with pytest.raises(AssertionError):
             residency.check_integrity()

@@ -1,5 +1,4 @@
-"""Rounds that a CUDA graph can hold: no decision of the host between reading the prompt's token
-and reading the accepted ones.
+"""Order the phases of a captured round.
 
 A round is two phases. *Draft* chains the drafter k times behind the last verified token. *Verify*
 runs the main model over k + 1 rows, draws the target tokens, counts how many drafts they equal,
@@ -7,10 +6,6 @@ moves the committed end, and writes the drafter's cells of all rows (those of re
 ahead of the committed end and are overwritten). Both read positions, tokens and page tables from
 device memory, so each is captured once per number of rows. The host reads one small tensor a
 round: the target tokens and the number accepted.
-
-What a round changes in the page table (a newborn page every `page_cells` cells) happens between
-rounds, on the host. Sessions that select pages or share expert slots are not served here yet;
-`supports` says so.
 """
 
 from __future__ import annotations
@@ -20,55 +15,20 @@ from functools import partial
 
 import torch
 
+from strata.captured.experts import PhaseExperts, phase_experts
+from strata.captured.pages import DensePages, Pages, SelectedPages
+from strata.captured.phase import Phase
 from strata.config import MAX_DRAFTS
+from strata.draft.base import Drafter
 from strata.draft.mtp import MtpDrafter
 from strata.engine import Engine, Round
-from strata.experts.cache import ResidentExperts
-from strata.kernels.append import append_cells
-from strata.kernels.paged_attention import attend_dense
+from strata.experts.cache import ExpertCache
+from strata.kv.cache import KvCache
+from strata.kv.counters import Counters
+from strata.lm.model import LanguageModel
 from strata.sampling import Sampler
 
 ROWS = MAX_DRAFTS + 1
-WARM_UP_RUNS = 2
-"""Runs before a capture, so that libraries and kernels are loaded outside of it."""
-
-
-class Phase:
-    """One phase of a round: a captured graph on a GPU, the plain function elsewhere."""
-
-    def __init__(
-        self,
-        body: Callable[[], None],
-        undo: Callable[[], None],
-        device: torch.device,
-        pool: object,
-    ) -> None:
-        """Capture `body`; after each warm-up run `undo` puts back what it changed besides K/V.
-
-        So every run writes the same cells, those of the round to come. Runs that moved on would
-        write cells that have no page, and overrun the slack of the drafter's ring.
-        """
-        self._body = body
-        self._graph: torch.cuda.CUDAGraph | None = None
-        if device.type != "cuda":
-            return
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP_RUNS):
-                body()
-                undo()
-        torch.cuda.current_stream(device).wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):  # type: ignore[arg-type]
-            body()
-
-    def run(self) -> None:
-        """Launch the phase; on a GPU this returns before it has run."""
-        if self._graph is None:
-            self._body()
-        else:
-            self._graph.replay()
 
 
 class CapturedEngine(Engine):
@@ -78,7 +38,13 @@ class CapturedEngine(Engine):
     arithmetic may differ, which never changes a token.
     """
 
-    _sampler: Sampler | None = None
+    def __init__(
+        self, model: LanguageModel, kv: KvCache, experts: ExpertCache, drafter: Drafter
+    ) -> None:
+        super().__init__(model, kv, experts, drafter)
+        self._sampler: Sampler | None = None
+        self._pages: Pages = SelectedPages(kv) if kv.bounds is not None else DensePages(kv)
+        self._phase_experts: PhaseExperts = phase_experts(experts, model.config.experts_per_token)
 
     def _arm(self, sampler: Sampler) -> None:
         """Lay out the tensors that phases share, and forget phases of another sampler."""
@@ -97,32 +63,23 @@ class CapturedEngine(Engine):
         pinned = device.type == "cuda"
         self._read = torch.zeros(ROWS + 2, dtype=torch.long, pin_memory=pinned)
 
-    def _verify_rows(self, rows: int) -> None:
-        model, kv, config = self.model, self.kv, self.model.config
-        g = kv.geometry
-        table = kv.residency.table
+    def _verify_rows(self, rows: int, every_page: bool) -> None:
+        model, config = self.model, self.model.config
         offsets = torch.arange(rows, device=model.device)
         positions = self._base + offsets
-        pages, in_page = positions // g.page_cells, positions % g.page_cells
-        host_rows = kv.transfer.cell_rows(pages, in_page)
-        pool_rows = kv.transfer.cell_rows(table.index_select(1, pages).long(), in_page)
-
-        def attend(layer: int, q: torch.Tensor, cells: torch.Tensor) -> torch.Tensor:
-            pool, host = kv.transfer.pool[layer], kv.transfer.host[layer]
-            append_cells(cells, host, host_rows, pool, pool_rows[layer])
-            grouped = q.view(rows, g.kv_heads, -1, g.head_dim)
-            return attend_dense(grouped, pool, host, table[layer], positions)
+        self._pages.open(positions, every_page=every_page)
 
         def experts(layer: int, x: torch.Tensor) -> torch.Tensor:
             ids, weights = self._route(layer, x)
-            return self.experts.product(x, ids + layer * config.experts, weights)
+            return self._phase_experts.product(x, ids, weights, layer * config.experts)
 
         tokens = self._tokens[:rows]
-        hidden = model.run_layers(model.embed(tokens), positions, attend, experts)
+        hidden = model.run_layers(model.embed(tokens), positions, self._pages.attend, experts)
         assert self._sampler is not None
         targets = self._sampler.pick(model.logits(hidden), positions + 1)
         equal = (targets[:-1] == tokens[1:]) & (offsets[:-1] < self._limit)
         accepted = equal.long().cumprod(0).sum()
+        self._pages.accept(accepted)
         self._result[:rows] = targets
         self._result[ROWS] = accepted
         self._result[ROWS + 1 :] = self._limit
@@ -168,7 +125,8 @@ class CapturedEngine(Engine):
 
     def _state(self) -> list[torch.Tensor]:
         """Return what a phase changes besides K/V; a capture's warm-up must leave it alone."""
-        return [self._base, self._tokens, self._limit, self._query, self._residual]
+        own = [self._base, self._tokens, self._limit, self._query, self._residual]
+        return [*own, *self._pages.state(), *self._phase_experts.state()]
 
     @torch.inference_mode()
     def first_token(self, sampler: Sampler) -> int:
@@ -176,6 +134,7 @@ class CapturedEngine(Engine):
         token = super().first_token(sampler)
         if self._sampler is None or self._sampler.params != sampler.params:
             self._arm(sampler)
+        self._pages.arm()
         self._base.fill_(self.kv.committed)
         self._tokens[0] = token
         if isinstance(self.drafter, MtpDrafter):
@@ -187,25 +146,28 @@ class CapturedEngine(Engine):
     @torch.inference_mode()
     def round(self, sampler: Sampler, drafts: int, min_p: float = 0.0) -> Round:
         """Launch draft and verify, then read what was accepted."""
-        kv = self.kv
         rows = drafts + 1
-        kv.bear_until(kv.committed + rows)
+        every_page = self._pages.before(rows)
         if drafts:
             self._phase(self._draft_rows, drafts, min_p).run()
-        self._phase(self._verify_rows, rows).run()
+        self._phase(self._verify_rows, rows, every_page).run()
         self.forwards += 1
         self._read.copy_(self._result, non_blocking=True)
         if self.model.device.type == "cuda":
             torch.cuda.current_stream(self.model.device).synchronize()
         drawn, accepted = self._read[:rows].tolist(), int(self._read[ROWS])
-        kv.advance(rows, accepted + 1)
+        self._pages.after(rows, accepted + 1, every_page=every_page)
+        config = self.model.config
+        self._phase_experts.after(rows * config.experts_per_token * config.layers)
         if isinstance(self.drafter, MtpDrafter):
             self.drafter.advance(accepted + 1)
         self._last = drawn[accepted]
         return Round(drawn[: accepted + 1], min(drafts, int(self._read[ROWS + 1])), accepted)
 
+    def kv_counters(self) -> Counters:
+        """Return K/V lookups so far, those counted on the device included."""
+        return self._pages.counters()
 
-def supports(engine: Engine) -> bool:
-    """Return whether captured rounds serve this engine: dense reading, every expert resident."""
-    dense = engine.kv.geometry.select_pages == 0
-    return dense and isinstance(engine.experts, ResidentExperts)
+    def expert_counters(self) -> Counters:
+        """Return expert lookups so far."""
+        return self._phase_experts.counters()

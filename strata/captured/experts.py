@@ -1,0 +1,101 @@
+"""The experts of a captured phase: all on the device, or a pool resolved in the phase."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+
+from strata.experts.cache import ExpertCache, PooledExperts, ResidentExperts
+from strata.kernels.experts import slot_product
+from strata.kernels.gather import gather_pages
+from strata.kernels.resolve import Admitted, ResolveState, resolve
+from strata.kv.counters import Counters
+
+MAX_ROWS = 8
+
+
+class PhaseExperts(Protocol):
+    """Apply routed experts without a decision of the host."""
+
+    def product(
+        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, base: int
+    ) -> torch.Tensor:
+        """Return the sum [R, H] of experts `ids` [R, k] + `base` applied to `x` [R, H]."""
+
+    def after(self, routed: int) -> None:
+        """Count a round that routed to `routed` experts, repeats included."""
+
+    def counters(self) -> Counters:
+        """Return the counts so far."""
+
+    def state(self) -> list[torch.Tensor]:
+        """Return what a warm-up run must not have changed."""
+
+
+class AllResident:
+    """Leave everything to the cache: no slot ever changes hands."""
+
+    def __init__(self, cache: ResidentExperts) -> None:
+        self._cache = cache
+
+    def product(
+        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, base: int
+    ) -> torch.Tensor:
+        """Return the weighted sum over each row's experts."""
+        return self._cache.apply(x, ids + base, weights)
+
+    def after(self, routed: int) -> None:
+        """Count hits: a captured phase does not."""
+        self._cache.count(routed)
+
+    def counters(self) -> Counters:
+        """Return the cache's counts."""
+        return replace(self._cache.counters)
+
+    def state(self) -> list[torch.Tensor]:
+        """Return nothing."""
+        return []
+
+
+class Pooled:
+    """One pool over all layers, resolved with second chance in device memory."""
+
+    def __init__(self, cache: PooledExperts, experts_per_token: int) -> None:
+        self._cache = cache
+        table = cache.residency.table
+        self._state = ResolveState.empty(1, table.shape[1], cache.slots, "clock", table.device)
+        self._admitted = Admitted.empty(1, MAX_ROWS * experts_per_token, table.device)
+
+    def product(
+        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, base: int
+    ) -> torch.Tensor:
+        """Resolve the window's experts of a layer, fetch the missing, multiply where they lie."""
+        state, admitted = self._state, self._admitted
+        resolve(state, ids, admitted, layer=0, base=base)
+        host, pool = self._cache.host, self._cache.pool
+        count = admitted.count[0, :1]
+        gather_pages(host, pool, admitted.pages[0], admitted.slots[0], count, planes=1)
+        return slot_product(x, ids, weights, pool, table=state.table[0], host=host, base=base)
+
+    def after(self, routed: int) -> None:
+        """Leave it to the device, which knows the distinct ones."""
+
+    def counters(self) -> Counters:
+        """Return what the device counted."""
+        lookups, hits, misses, overflows = self._state.counters[0].tolist()
+        moved = misses * self._cache.host[0].nbytes
+        return Counters(lookups, hits, misses, moved, overflows)
+
+    def state(self) -> list[torch.Tensor]:
+        """Return the counters; a warm-up run leaves experts in the pool."""
+        return [self._state.counters]
+
+
+def phase_experts(cache: ExpertCache, experts_per_token: int) -> PhaseExperts:
+    """Return the experts of a session as its phases use them."""
+    if isinstance(cache, PooledExperts):
+        return Pooled(cache, experts_per_token)
+    assert isinstance(cache, ResidentExperts)
+    return AllResident(cache)

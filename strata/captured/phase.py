@@ -1,0 +1,48 @@
+"""One launch of a captured graph, or the plain function where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+WARM_UP_RUNS = 2
+"""Runs before a capture, so that libraries and kernels are loaded outside of it."""
+
+
+class Phase:
+    """One phase of a round, captured when it is made."""
+
+    def __init__(
+        self,
+        body: Callable[[], None],
+        undo: Callable[[], None],
+        device: torch.device,
+        pool: object,
+    ) -> None:
+        """Capture `body`; after each warm-up run `undo` puts back what it changed besides K/V.
+
+        So every run writes the same cells, those of the round to come. Runs that moved on would
+        write cells that have no page, and overrun the slack of the drafter's ring.
+        """
+        self._body = body
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if device.type != "cuda":
+            return
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP_RUNS):
+                body()
+                undo()
+        torch.cuda.current_stream(device).wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=pool):  # type: ignore[arg-type]
+            body()
+
+    def run(self) -> None:
+        """Launch the phase; on a GPU this returns before it has run."""
+        if self._graph is None:
+            self._body()
+        else:
+            self._graph.replay()
