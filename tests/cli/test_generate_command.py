@@ -165,3 +165,16 @@ def test_a_reader_that_leaves_ends_the_run_quietly(prompt: Path) -> None:
     assert process.returncode == 141
     assert b"Traceback" not in stderr
     assert b"Exception ignored" not in stderr
+
+
+@pytest.mark.parametrize("where", ["prefill", "load_model"])
+def test_ctrl_c_before_the_first_token(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    target = "strata.session.Session.prefill" if where == "prefill" else "strata.lm.load_model"
+    monkeypatch.setattr(target, interrupt)
+    result = generate("def f(")
+    assert result.exit_code == 130
+    assert result.stdout == ""
+    assert result.stderr.splitlines()[-1] == "interrupted"
