@@ -54,7 +54,9 @@ def run_strata(model: LanguageModel, ids: list[int], drafts: Any, new: int) -> R
     session.generate(SamplingParams(max_new=8, ignore_eos=True))
     session.rewind()
     done = session.generate(SamplingParams(max_new=new, ignore_eos=True))
-    assert done.decode_tok_s and done.rounds_per_s and done.tokens_per_round
+    assert done.decode_tok_s
+    assert done.rounds_per_s
+    assert done.tokens_per_round
     return {
         "tok_s": done.decode_tok_s,
         "rounds_s": done.rounds_per_s,
@@ -67,12 +69,16 @@ def run_peer(peer: Any, ids: list[int], use_mtp: bool, new: int) -> Result:
     clock = Clock()
     with torch.inference_mode():
         out = peer.generate(
-            torch.tensor([ids]), max_new_tokens=new, do_sample=False, eos_token_id=None,
-            use_mtp=use_mtp, streamer=clock,
+            torch.tensor([ids]),
+            max_new_tokens=new,
+            do_sample=False,
+            eos_token_id=None,
+            use_mtp=use_mtp,
+            streamer=clock,
         )
     from strata.generation import hash_tokens
 
-    tokens = out[0, len(ids):].tolist()
+    tokens = out[0, len(ids) :].tolist()
     return {
         "tok_s": (len(tokens) - 1) / (clock.times[-1] - clock.times[1]),
         "hash": int(hash_tokens(tokens)[:8], 16),
@@ -137,10 +143,17 @@ def main() -> None:
         print(f"{arm:12} {rounds:6.0f} rounds/s x {per_round:.2f} tokens/round (medians)")
     print(f"worst passage of auto over off: {worst:.2f}x")
     document = {
-        "ratios": table, "worst_auto_over_off": worst, "rows": rows, "threads": args.threads,
-        "cells": args.cells, "passages": args.passages, "new": args.new,
-        "machine": platform.processor() or platform.machine(), "torch": torch.__version__,
-        "transformers": transformers.__version__, "model_hash": model.model_hash,
+        "ratios": table,
+        "worst_auto_over_off": worst,
+        "rows": rows,
+        "threads": args.threads,
+        "cells": args.cells,
+        "passages": args.passages,
+        "new": args.new,
+        "machine": platform.processor() or platform.machine(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "model_hash": model.model_hash,
     }
     if args.out:
         args.out.write_text(json.dumps(document, indent=1) + "\n")
