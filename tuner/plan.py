@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import tomllib
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from strata.config import DEFAULT_MAX_NEW, MAX_DRAFTS, PAGE_CELLS, Selection
 from strata.errors import StrataError, UsageError
+from strata.policy.request import minimum_ring_cells
 from strata.units import MAX_CELLS, parse_bytes, parse_cells
 
 BUILT_IN = Path(__file__).parent.parent / "data" / "plans"
@@ -159,14 +161,23 @@ class Plan(_Section):
     def _check(self) -> Plan:
         page = self.session.page
         rings = self.grid.rings
-        lists = rings.values() if isinstance(rings, dict) else [] if rings == "auto" else [rings]
-        for ring in (ring for one in lists for ring in one):
+        lists = rings.values() if isinstance(rings, dict) else [() if rings == "auto" else rings]
+        default = self.grid.default_ring
+        for ring in chain(*lists, () if default == "auto" else (default,)):
             if ring % page:
                 raise ValueError(f"ring {ring} is not a whole number of pages of {page} cells")
+            self._check_minimum(ring)
         longest = self.need_cells(self.grid.tiers[-1])
         if self.session.context != "own" and self.session.context < longest:
             raise ValueError(f"context {self.session.context} is below the need of {longest} cells")
         return self
+
+    def _check_minimum(self, ring: int) -> None:
+        selection = Selection.parse(self.session.select)
+        need, page = self.need_cells(self.grid.tiers[0]), self.session.page
+        minimum = minimum_ring_cells(selection, need_cells=need, page_cells=page)
+        if ring < minimum:
+            raise ValueError(f"ring {ring} is below the minimum of {minimum} cells")
 
     def need_cells(self, tier_cells: int) -> int:
         """Return prompt + max new + one page, rounded up to a page."""

@@ -166,6 +166,19 @@ def measured_table(summary: dict[str, Any]) -> Table:
     return grid
 
 
+def model_lines(summary: dict[str, Any]) -> list[str]:
+    """Return how well the cost model predicts what it was not shown, one line each."""
+    model = summary["model"]
+    if model["refused"]:
+        return [f"cost model: not fitted, {model['refused']}"]
+    lines = []
+    for left_out in dict.fromkeys(one["left_out"] for one in model["errors"]):
+        errors = [one for one in model["errors"] if one["left_out"] == left_out]
+        figures = ", ".join(f"{one['method']} {one['mean_abs_error']:.1%}" for one in errors)
+        lines.append(f"error of a round's time with one {left_out} left out: {figures}")
+    return lines
+
+
 def cells_label(cells: int) -> str:
     """Return a tier's name as people write it."""
     return str(cells) if cells % 1_024 else f"{cells // 1_024}K"

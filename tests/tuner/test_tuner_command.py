@@ -139,8 +139,10 @@ def test_the_page_agrees_with_database_and_table(swept: Swept) -> None:
         assert cell["rounds_per_s"]["mean"] == pytest.approx(means.mean())
         assert cell["hit_ratio"] == pytest.approx(mine["kv_hits"].sum() / mine["kv_lookups"].sum())
         assert f"{cell['rounds_per_s']['mean']:,.1f}" in page
+        assert cell["predicted_rounds_per_s"]["mean"] > 0
     for entry in document["entries"]:
         assert entry["verdict"] in page
+    assert summary["model"]["refused"] is None
     assert not re.search(r'(src|href)="(https?:)?//', page)  # nothing is fetched
 
 

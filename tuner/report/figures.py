@@ -70,6 +70,9 @@ def by_ring(summary: Json, measure: str, unit: str) -> str:
             for x, cell in enumerate(cells):
                 if cell["ring_cells"] == chosen:
                     panel.axvspan(x - 0.42, x + 0.42, color=BAND, lw=0, zorder=0)
+                predicted = cell.get(f"predicted_{measure}")
+                if predicted is not None:
+                    panel.plot([x + 0.1, x + 0.34], [predicted["mean"]] * 2, color=INK, lw=1.6)
                 _spread(panel, x, cell[measure], COLOURS[mode], hollow=cell["is_default"])
             _ring_axis(panel, cells)
             panel.margins(y=0.15)

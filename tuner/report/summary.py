@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from strata.policy.table import PolicyTable
 from strata.policy.table_document import to_document
 from strata.tuner.conclude import judged
+from strata.tuner.report.prediction import add_predictions
 from strata.tuner.store import TrialStore
 from strata.tuner.study import StudyRecord
 from strata.tuner.sweep import count_pairs
@@ -40,6 +41,7 @@ def summarise(store: TrialStore, study: StudyRecord, table: PolicyTable) -> Json
         )
     ]
     _add_gains(cells, frame)
+    model = add_predictions(cells, frame)
     done, total = count_pairs(study, store)
     return {
         "schema": SCHEMA,
@@ -52,6 +54,7 @@ def summarise(store: TrialStore, study: StudyRecord, table: PolicyTable) -> Json
         "failures": _failures(frame),
         "confidence": CONFIDENCE,
         "cells": cells,
+        "model": model,
         "entries": [_entry(entry, cells, study) for entry in to_document(table)["entries"]],
         "table": to_document(table),
     }
