@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
+from strata.config import PAGE_CELLS
 from strata.errors import StoreError
 from strata.policy.fingerprint import Fingerprint
 from strata.policy.table import PolicyTable
@@ -91,21 +93,22 @@ def usage_line(study: StudyRecord, table_path: str) -> str:
     """Return the command that generates under the study's conditions with its table."""
     plan = study.read_plan()
     session = plan.session
-    words = ["strata generate --kv-ring-policy learned", f"--kv-ring-table {table_path}"]
+    words = ["--kv-ring-policy", "learned", "--kv-ring-table", table_path]
     if plan.model != "bundled":
-        words.append(f"--model {plan.model}")
-    words.append(f"--spec {session.drafts}")
+        words += ["--model", plan.model]
+    words += ["--spec", str(session.drafts)]
     if session.mtp_window != "auto":
-        words.append(f"--mtp-window {session.mtp_window}")
+        words += ["--mtp-window", str(session.mtp_window)]
     if session.select != "0":
-        words.append(f"--kv-select {session.select}")
+        words += ["--kv-select", session.select]
     if session.victims != "clock":
-        words.append(f"--kv-evict {session.victims}")
-    if session.page != 16:
-        words.append(f"--kv-page {session.page}")
+        words += ["--kv-evict", session.victims]
+    if session.page != PAGE_CELLS:
+        words += ["--kv-page", str(session.page)]
     if session.vram_budget is not None:
-        words.append(f"--vram-budget {session.vram_budget}")
+        words += ["--vram-budget", str(session.vram_budget)]
     if session.context != "own":
-        words.append(f"--max-context {session.context}")
+        words += ["--max-context", str(session.context)]
     seed = (plan.passages.search + plan.passages.fresh)[-1]
-    return " ".join([*words, f"--passage {plan.grid.tiers[-1]}:{seed}"])
+    words += ["--passage", f"{plan.grid.tiers[-1]}:{seed}"]
+    return "strata generate " + shlex.join(words)
