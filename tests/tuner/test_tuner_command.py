@@ -72,6 +72,11 @@ def stored_ids(database: Path) -> list[str]:
         return [record.trial_id for s in store.studies() for record in store.trials(s.study)]
 
 
+def engines(database: Path) -> set[str]:
+    with DuckStore(database) as store:
+        return {study.engine_version for study in store.studies()}
+
+
 def planned_ids(study: StudyRecord) -> list[str]:
     return [pair.trial_id(position) for pair in all_pairs(study) for position in range(4)]
 
@@ -216,6 +221,8 @@ def test_a_killed_driver_loses_nothing_and_resume_repeats_nothing(
     assert 44 <= len(half) < 88
     code, _, errors = tune(swept.plan, "--model", TINY, "--resume", folder=tmp_path)
     assert code == 0, errors
+    if engines(database) != engines(swept.database):
+        pytest.skip("the engine's sources were edited while this test ran")
     ids = stored_ids(database)
     assert ids[: len(half)] == half
     assert len(ids) == len(set(ids))
