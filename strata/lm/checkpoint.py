@@ -64,6 +64,18 @@ class Checkpoint:
             )
         return tensor
 
+    def refuse_rest(self, *ignored: str) -> None:
+        """Raise where a tensor is left whose name begins with none of `ignored`.
+
+        A bias or a layer that nobody asked for would be missed silently, in every token.
+        """
+        rest = sorted(name for name in self._tensors if not name.startswith(ignored))
+        if rest:
+            raise CheckpointError(
+                f"{self.folder} has tensors that its config.json does not account for: {rest[0]}"
+                + (f" and {len(rest) - 1} more" if len(rest) > 1 else "")
+            )
+
 
 def hash_checkpoint(folder: Path) -> str:
     """Return the SHA-256 over names and bytes of the config and every safetensors file."""

@@ -123,7 +123,7 @@ def load_weights(
             down = checkpoint.take(f"{name}.down_proj.weight", c.hidden, c.expert_width)
             blob[2 * c.expert_width :] = down.T
     embedding = take("model.embed_tokens.weight", c.vocab, c.hidden)
-    return Weights(
+    weights = Weights(
         embedding=embedding,
         head=Linear(embedding if c.tied else take("lm_head.weight", c.vocab, c.hidden)),
         norm=take("model.norm.weight", c.hidden),
@@ -132,6 +132,8 @@ def load_weights(
         mtp=_load_mtp(take, attention("mtp.layers.0"), c) if c.mtp_layers else None,
         experts=experts,
     )
+    checkpoint.refuse_rest(*(() if c.mtp_layers else ("mtp.",)), *(("lm_head.",) if c.tied else ()))
+    return weights
 
 
 def _load_mtp(

@@ -66,6 +66,8 @@ def test_each_file_missing_truncated_or_noise(folder: Path, name: str, damage: s
         ({"num_key_value_heads": 3}, "do not fit 3 K/V heads"),
         ({"num_hidden_layers": 0}, "layers is 0"),
         ({"num_hidden_layers": 9}, "no tensor model.layers.2"),
+        ({"num_hidden_layers": 1}, "does not account for: model.layers.1."),
+        ({"num_local_experts": 7}, "has shape"),
         ({"num_experts_per_tok": 9}, "9 experts a token"),
         ({"head_dim": 33}, "33"),
         ({"vocab_size": 8}, "8"),
@@ -156,6 +158,9 @@ def test_a_tensor_of_another_shape_or_missing(folder: Path) -> None:
     name = "model.layers.1.self_attn.k_proj.weight"
     save_file({**tensors, name: torch.zeros(3, 64)}, folder / WEIGHTS)
     assert f"{name} has shape (3, 64)" in refused("a", model=folder)
+    bias = "model.layers.1.self_attn.k_proj.bias"
+    save_file({**tensors, bias: torch.zeros(32)}, folder / WEIGHTS)
+    assert refused("a", model=folder).endswith(f"does not account for: {bias}")
     del tensors[name]
     save_file(tensors, folder / WEIGHTS)
     assert f"no tensor {name}" in refused("a", model=folder)
