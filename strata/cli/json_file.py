@@ -25,7 +25,7 @@ def write_json(target: str, result: dict[str, Any]) -> None:
     """Write `result` whole to the file `target`, or to stdout for '-'."""
     from strata.files import write_whole
 
-    data = json.dumps(result, ensure_ascii=False, indent=1) + "\n"
+    data = json.dumps(result, ensure_ascii=target == "-", indent=1) + "\n"
     if target == "-":
         sys.stdout.write(data)
         return

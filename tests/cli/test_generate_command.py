@@ -132,6 +132,20 @@ def test_stop_strings_may_be_repeated(prompt: Path) -> None:
     assert done["text"] == whole[: min(whole.index(stop) for stop in stops)]
 
 
+def test_a_terminal_that_is_not_utf_8(tmp_path: Path) -> None:
+    """Hot sampling gives bytes that are no text, and a replacement character is not ASCII."""
+    assert COMMAND is not None
+    target = tmp_path / "run.json"
+    words = [COMMAND, "generate", "--model", str(TINY), "def f(", "--max-new", "200"]
+    words += ["--temperature", "9", "--ignore-eos", "--json", str(target)]
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(words, capture_output=True, check=False, env=environ, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()
+    text = json.loads(target.read_text(encoding="utf-8"))["text"]
+    assert not text.isascii()
+    assert done.stdout == (text + "\n").encode("ascii", "replace")
+
+
 def test_ctrl_c_ends_with_what_there_is(prompt: Path, tmp_path: Path) -> None:
     """The JSON is written, the exit code is that of an interrupt, and nothing is a traceback."""
     assert COMMAND is not None
