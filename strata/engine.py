@@ -160,6 +160,10 @@ class Engine:
             normalise=c.normalise_router,
         )
 
+    def check_integrity(self) -> None:
+        """Assert what must hold of residency between rounds."""
+        self.kv.residency.check_integrity()
+
     def kv_counters(self) -> Counters:
         """Return the K/V lookups of all layers so far."""
         return self.kv.counters.total()

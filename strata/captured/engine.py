@@ -164,6 +164,11 @@ class CapturedEngine(Engine):
         self._last = drawn[accepted]
         return Round(drawn[: accepted + 1], min(drafts, int(self._read[ROWS + 1])), accepted)
 
+    def check_integrity(self) -> None:
+        """Assert what must hold of residency between rounds, as the device knows it."""
+        self._pages.sync()
+        super().check_integrity()
+
     def kv_counters(self) -> Counters:
         """Return K/V lookups so far, those counted on the device included."""
         return self._pages.counters()

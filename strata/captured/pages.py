@@ -13,6 +13,7 @@ from strata.kernels.append import append_cells
 from strata.kernels.gather import gather_pages
 from strata.kernels.paged_attention import attend_dense, attend_selected
 from strata.kernels.resolve import Admitted, ResolveState, resolve, state_shapes
+from strata.kernels.resolve.state import FILLED
 from strata.kernels.select import select_pages, update_bounds
 from strata.kv.cache import KvCache
 from strata.kv.counters import Counters
@@ -40,6 +41,9 @@ class Pages(Protocol):
 
     def after(self, rows: int, committed: int, *, every_page: bool) -> None:
         """Count a window of `rows` rows of which `committed` were kept."""
+
+    def sync(self) -> None:
+        """Bring what the host knows of residency up to date."""
 
     def counters(self) -> Counters:
         """Return the counts of all layers so far."""
@@ -86,6 +90,9 @@ class DensePages:
         """Count every page once a layer."""
         self.kv.advance(rows, committed)
 
+    def sync(self) -> None:
+        """Have nothing to bring: the host decides."""
+
     def counters(self) -> Counters:
         """Return the cache's own counts."""
         return self.kv.counters.total()
@@ -130,7 +137,7 @@ class SelectedPages(DensePages):
         state.memory.fill_(0 if state.victims == "clock" else -torch.inf)
         for tensor in (state.stamp, state.seen, state.scalars):
             tensor.zero_()
-        state.scalars[:, 0] = torch.tensor(residency.filled, device=state.scalars.device)
+        state.scalars[:, FILLED] = torch.tensor(residency.filled, device=state.scalars.device)
         self._born_pages = self.kv.born_pages
 
     def before(self, rows: int) -> bool:
@@ -204,6 +211,10 @@ class SelectedPages(DensePages):
             self.kv.advance(rows, committed)
         else:
             self.kv.committed += committed
+
+    def sync(self) -> None:
+        """Read how many slots are filled."""
+        self.kv.residency.filled = self._state.scalars[:, FILLED].tolist()
 
     def counters(self) -> Counters:
         """Return the cache's counts and those that the device kept."""

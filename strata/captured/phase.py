@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import torch
@@ -37,8 +38,16 @@ class Phase:
                 undo()
         torch.cuda.current_stream(device).wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):  # type: ignore[arg-type]
-            body()
+        # A graph that the collector frees while another is captured spoils the capture.
+        gc.collect()
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            with torch.cuda.graph(self._graph, pool=pool):  # type: ignore[arg-type]
+                body()
+        finally:
+            if collecting:
+                gc.enable()
 
     def run(self) -> None:
         """Launch the phase; on a GPU this returns before it has run."""
