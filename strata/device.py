@@ -68,8 +68,14 @@ def set_decode_threads(count: int | None) -> None:
 def every_core() -> Iterator[None]:
     """Compute with every core that this process may use while inside."""
     before = torch.get_num_threads()
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_num_threads(_usable_cores())
     try:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # not every system tells what a process may use
