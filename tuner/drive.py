@@ -13,7 +13,7 @@ from strata.tuner.environment import EngineFacts
 from strata.tuner.plan import Plan
 from strata.tuner.runner import ProcessRunner, server_command
 from strata.tuner.store import TrialStore
-from strata.tuner.study import StudyRecord, create_study
+from strata.tuner.study import IDENTITY, StudyRecord, create_study
 from strata.tuner.sweep import Progress, count_pairs, refuse_repeat, sweep
 
 STUDY_FOLDER = "{name}-{study}"
@@ -28,6 +28,8 @@ class Started:
     study: StudyRecord
     done_pairs: int
     total_pairs: int
+    not_resumed: str
+    """Why a stored study of the same plan is not gone on with; empty where there is none."""
 
 
 def run_plan(
@@ -52,9 +54,24 @@ def run_plan(
         refuse_repeat(study, store, resume=resume, where=where)
         store.add_study(study)
         done, total = count_pairs(study, store)
-        on_start(Started(study=study, done_pairs=done, total_pairs=total))
+        other = "" if done else _not_resumed(study, store)
+        on_start(Started(study=study, done_pairs=done, total_pairs=total, not_resumed=other))
         sweep(study, store, runner, facts, on_pair=on_pair)
     return study
+
+
+def _not_resumed(study: StudyRecord, store: TrialStore) -> str:
+    """Name what keeps the newest stored study of the same plan from being this one."""
+    alike = [
+        one
+        for one in store.studies()
+        if one.plan_sha256 == study.plan_sha256 and one.study != study.study
+    ]
+    if not alike:
+        return ""
+    last = alike[-1]
+    differing = [name for name in IDENTITY if getattr(last, name) != getattr(study, name)]
+    return f"study {last.study} of this plan differs in {', '.join(differing)}, so this is another"
 
 
 def new_study(plan: Plan, facts: EngineFacts) -> StudyRecord:

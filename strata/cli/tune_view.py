@@ -49,7 +49,6 @@ class SweepBar:
             refresh_per_second=1,  # the cores are being timed
         )
         self._started_s = time.monotonic()
-        self._start_pairs = 0
 
     def __enter__(self) -> SweepBar:
         return self
@@ -74,7 +73,8 @@ class SweepBar:
             f"{study.model_hash[:12]}, plan {study.plan_sha256[:12]}: "
             f"{started.done_pairs} of {started.total_pairs} pairs are stored"
         )
-        self._start_pairs = started.done_pairs
+        if started.not_resumed:
+            note(started.not_resumed)
         self._started_s = time.monotonic()
         self._bar.start()
         self._bar.add_task(study.name, total=started.total_pairs, completed=started.done_pairs)

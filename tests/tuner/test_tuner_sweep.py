@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from tuner_samples import FACTS, all_pairs, make_records
 
 from strata.errors import StoreError
 from strata.tuner.arms import ArmGrid, PairSpec
+from strata.tuner.drive import _not_resumed
 from strata.tuner.environment import EngineFacts
 from strata.tuner.plan import Plan
 from strata.tuner.record import TrialRecord
 from strata.tuner.sampler import ArmOrder
 from strata.tuner.store import MemoryStore
-from strata.tuner.study import StudyRecord
+from strata.tuner.study import StudyRecord, create_study
 from strata.tuner.sweep import count_pairs, mean_gain, refuse_repeat, sweep
 
 
@@ -126,3 +127,15 @@ def test_a_started_study_is_not_gone_on_with_unasked(study: StudyRecord) -> None
     refuse_repeat(study, store, resume=True, where="x")
     with pytest.raises(StoreError, match="has 1 of 22 pairs in x; go on with --resume"):
         refuse_repeat(study, store, resume=False, where="x")
+
+
+def test_another_build_of_the_engine_is_named(study: StudyRecord) -> None:
+    store = MemoryStore()
+    store.add_study(study)
+    facts = replace(FACTS, engine_version="0.1.0+11111111")
+    other = create_study(study.grid, facts, created_at=study.created_at)
+    assert _not_resumed(study, store) == ""
+    words = _not_resumed(other, store)
+    assert (
+        words == f"study {study.study} of this plan differs in engine_version, so this is another"
+    )
