@@ -18,6 +18,7 @@ from strata.kernels.experts import grouped_product, route
 from strata.kv.cache import SEED_ROWS, KvCache
 from strata.kv.counters import Counters
 from strata.lm.model import LanguageModel
+from strata.parked import Parked
 from strata.sampling import Sampler
 
 PROMPT_CHUNK = {"cpu": 512, "cuda": 8192}
@@ -51,6 +52,7 @@ class Engine:
         self.smallest_gap = float("inf")
         self._last: int | None = None
         self._prompt_hidden: torch.Tensor | None = None
+        self._prompt_queries = torch.empty(0)
         self._prompt_cells = 0
 
     # -- prompt ---------------------------------------------------------------------------
@@ -71,10 +73,44 @@ class Engine:
             self.drafter.observe(follow, hidden[: len(follow)])
             if on_progress:
                 on_progress(len(part))
-        kv.note_prompt_end(torch.stack(queries))
-        kv.seed()
-        self._prompt_hidden = hidden[-1:].clone()  # a view would keep the whole chunk
-        self._prompt_cells = len(ids)
+        # Clones: a view would keep the whole chunk.
+        self._start(torch.stack(queries), hidden[-1:].clone(), len(ids))
+
+    def _start(self, queries: torch.Tensor, hidden: torch.Tensor, cells: int) -> None:
+        self.kv.note_prompt_end(queries)
+        self.kv.seed()
+        self._prompt_queries = queries
+        self._prompt_hidden = hidden
+        self._prompt_cells = cells
+
+    @torch.inference_mode()
+    def park(self) -> Parked:
+        """Return the state behind the prompt; raise RuntimeError once a token was drawn."""
+        if self._prompt_hidden is None or self._last is not None:
+            raise RuntimeError("park follows prefill or rewind")
+        return Parked(
+            cells=self.kv.prompt_cells(),
+            queries=self._prompt_queries.cpu(),
+            hidden=self._prompt_hidden.cpu(),
+            drafter_cells=self.drafter.park(),
+        )
+
+    @torch.inference_mode()
+    def restore(self, parked: Parked) -> None:
+        """Start an empty session from `parked` instead of a prompt.
+
+        Raises RuntimeError where this session drafts and the parked one did not.
+        """
+        device = self.model.device
+        assert self.kv.committed == 0, "restore starts an empty session"
+        chunk = PROMPT_CHUNK[device.type]
+        for start in range(0, parked.prompt_cells, chunk):
+            part = parked.cells[:, start : start + chunk].to(device)
+            for layer, cells in enumerate(part):
+                self.kv.write_chunk(layer, cells)
+            self.kv.commit_chunk(part.shape[1])
+        self.drafter.restore(parked.drafter_cells)
+        self._start(parked.queries.to(device), parked.hidden.to(device), parked.prompt_cells)
 
     def _forward_chunk(
         self, tokens: torch.Tensor, start: int, queries: list[torch.Tensor]

@@ -33,6 +33,7 @@ from strata.kv.cache import KvCache
 from strata.layout import Demand
 from strata.lm.model import LanguageModel
 from strata.lm.tokenizer import TextStream
+from strata.parked import Parked
 from strata.policy import (
     Fingerprint,
     Mode,
@@ -108,6 +109,17 @@ class Session:
         self.engine.prefill(ids, on_progress)
         _synchronise(self.model.device)
         return PrefillStats(time.perf_counter() - start, len(ids))
+
+    def park(self) -> Parked:
+        """Return the state behind the prompt, to be restored into other sessions."""
+        return self.engine.park()
+
+    def restore(self, parked: Parked) -> None:
+        """Start from `parked` instead of a prompt; raise UsageError where it does not fit."""
+        self._check_room(parked.prompt_cells, "a parked prompt")
+        if isinstance(self.engine.drafter, MtpDrafter) and parked.drafter_cells is None:
+            raise UsageError("the parked session did not draft, and this one does")
+        self.engine.restore(parked)
 
     def generate(
         self, params: SamplingParams, on_text: Callable[[str], None] | None = None

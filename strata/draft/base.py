@@ -24,5 +24,11 @@ class Drafter(Protocol):
     def propose(self, count: int, pick: Pick, min_p: float) -> list[int]:
         """Return at most `count` tokens; stop before one whose probability is under `min_p`."""
 
+    def park(self) -> torch.Tensor | None:
+        """Return the cells behind a prompt of n tokens [n, 2, K, D] on the CPU, None for none."""
+
+    def restore(self, cells: torch.Tensor | None) -> None:
+        """Take over parked `cells`; raise RuntimeError where they are needed and None."""
+
     def truncate(self, cells: int) -> None:
         """Forget every cell from `cells` on and refill the ring from the host store."""

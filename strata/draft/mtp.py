@@ -57,6 +57,19 @@ class MtpDrafter:
             q, residual = self.write_rows(token, hidden, at, committed=False)
         return drafts
 
+    def park(self) -> torch.Tensor | None:
+        """Return the cells behind the prompt; pending ones are written first."""
+        if self._pending:
+            self.write_pending()
+        return self._ring.committed(self._next_cell)
+
+    def restore(self, cells: torch.Tensor | None) -> None:
+        """Take over parked `cells` and fill the ring."""
+        if cells is None:
+            raise RuntimeError("the parked session did not draft, so its drafter has no cells")
+        self._next_cell = len(cells)
+        self._ring.load(cells)
+
     def truncate(self, cells: int) -> None:
         """Forget every cell from `cells` on; pending ones before it reach the host store."""
         if self._pending:

@@ -17,5 +17,12 @@ class NullDrafter:
         """Return no drafts."""
         return []
 
+    def park(self) -> torch.Tensor | None:
+        """Return nothing."""
+        return None
+
+    def restore(self, cells: torch.Tensor | None) -> None:
+        """Need no cells."""
+
     def truncate(self, cells: int) -> None:
         """Have nothing to forget."""

@@ -65,6 +65,17 @@ class DrafterRing:
         mask = torch.zeros(1, 1, self.window, dtype=self._ring.dtype, device=self._ring.device)
         return window, mask.masked_fill_(cells < 1, -torch.inf)
 
+    def committed(self, cells: int) -> torch.Tensor:
+        """Return a copy of the first `cells` committed cells, cell 0 included, on the CPU."""
+        if self._ring.is_cuda:
+            torch.cuda.synchronize(self._ring.device)
+        return self._host[:cells].clone()
+
+    def load(self, cells: torch.Tensor) -> None:
+        """Take `cells` [n, 2, K, D] for the first n committed ones and fill the ring."""
+        self._host[: len(cells)] = cells
+        self.refill(len(cells))
+
     def refill(self, cells: int) -> None:
         """Fill the ring from the host store so that cell `cells` can be written next."""
         first = max(1, cells - self.capacity)

@@ -174,6 +174,14 @@ class KvCache:
         """Keep a prompt chunk of `rows` cells; the ring must be seeded before the next window."""
         self.committed += rows
 
+    def prompt_cells(self) -> torch.Tensor:
+        """Return every committed cell [L, n, 2, K, D], on the CPU."""
+        layers = []
+        for layer in range(self.geometry.layers):
+            keys, values = self.transfer.past_segment(layer, 0, self.committed)
+            layers.append(torch.stack([keys, values]).permute(2, 0, 1, 3).cpu())
+        return torch.stack(layers)
+
     def note_prompt_end(self, queries: torch.Tensor) -> None:
         """Remember what the last prompt rows' `queries` [L, r, Q, D] would select.
 

@@ -1,6 +1,7 @@
 """Ring invariance: what a session computes does not depend on what it keeps resident.
 
-Every value of each axis against one base, and pairs of axes, greedy and sampled, in one process.
+Every value of each axis against one base, and pairs of axes, greedy and sampled, in one process:
+the bundled model, a passage of 4,096 cells, 128 new tokens. The prompt runs once and is restored.
 Level 1 (bit-identical logits) holds for everything that does not change the rows of a window;
 level 2 (identical tokens) for all of it. The smallest distance of two best logits that was met is
 printed, because on a CPU rows may differ in the last bit with the number of rows.
@@ -16,19 +17,20 @@ import pytest
 import torch
 
 from strata.config import KvConfig, SamplingParams, Selection, SessionConfig, SpecConfig
-from strata.lm import LanguageModel, load_model
+from strata.lm import LanguageModel, bundled_model_path, load_model
+from strata.parked import Parked
+from strata.passages import load_passage
 from strata.session import Session, create_session
-from tests.conftest import TINY, prompt_of
 
-CELLS, NEW = 700, 48
-SELECT = Selection(cells=160)
+CELLS, NEW = 4_096, 128
+SELECT = Selection(cells=512)
 
 
 def config(**changes: Any) -> SessionConfig:
     """Return the base configuration with `changes`, each named by its own field."""
     kv = {
         key: changes.pop(key)
-        for key in ("resident_cells", "victims", "selection")
+        for key in ("resident_cells", "victims", "selection", "page_cells")
         if key in changes
     }
     spec = {key: changes.pop(key) for key in ("drafts", "window_cells", "min_p") if key in changes}
@@ -39,13 +41,13 @@ def config(**changes: Any) -> SessionConfig:
 def budget(model: LanguageModel, *, experts: int) -> int:
     """Return a budget that leaves room for the ring and for `experts` of the experts."""
     expert_bytes = model.weights.experts[0].nbytes
-    return model.weights.device_bytes() + 900_000 + experts * expert_bytes
+    return model.weights.device_bytes() + (20 << 20) + experts * expert_bytes
 
 
 AXES: dict[str, list[dict[str, Any]]] = {
-    "ring": [{"resident_cells": 1}, {"resident_cells": 256}, {"resident_cells": 512}],
-    "victims": [{"victims": "lrfu", "resident_cells": 256}],
-    "experts": [{"vram_budget_bytes": 2}, {"vram_budget_bytes": 16}],
+    "ring": [{"resident_cells": 1}, {"resident_cells": 1_024}, {"resident_cells": 2_048}],
+    "victims": [{"victims": "lrfu", "resident_cells": 1_024}],
+    "experts": [{"experts": 12}, {"experts": 288}],
     "drafts": [
         {"drafts": 1},
         {"drafts": 3},
@@ -53,36 +55,42 @@ AXES: dict[str, list[dict[str, Any]]] = {
         {"drafts": "auto"},
         {"drafts": 3, "min_p": 0.4},
     ],
-    "window": [{"drafts": 3, "window_cells": w} for w in (0, 4, 16, 700, 5000)],
+    "window": [{"drafts": 3, "window_cells": w} for w in (0, 4, 64, CELLS, 9_000)],
 }
 
 
 class Case:
-    """One run in a session of its own."""
+    """One run in a session of its own, from a parked prompt."""
 
     def __init__(
-        self, model: LanguageModel, ids: list[int], changes: dict[str, Any], params: SamplingParams
+        self,
+        model: LanguageModel,
+        parked: Parked,
+        changes: dict[str, Any],
+        params: SamplingParams,
     ) -> None:
         changes = dict(changes)
-        if "vram_budget_bytes" in changes:
-            changes["vram_budget_bytes"] = budget(model, experts=changes["vram_budget_bytes"])
+        if (experts := changes.pop("experts", None)) is not None:
+            changes["vram_budget_bytes"] = budget(model, experts=experts)
         self.session: Session = create_session(
-            model, config(**changes), prompt_cells=len(ids), max_new=params.max_new, environ={}
+            model, config(**changes), prompt_cells=CELLS, max_new=params.max_new, environ={}
         )
         self.session.engine.track_gap = True
-        self.session.prefill(ids)
+        self.session.restore(parked)
         self.generation = self.session.generate(params)
         self.session.engine.check_integrity()
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def model(request: pytest.FixtureRequest) -> LanguageModel:
-    return load_model(TINY, request.param)
+    return load_model(bundled_model_path(), request.param)
 
 
 @pytest.fixture(scope="module")
-def prompt(model: LanguageModel) -> list[int]:
-    return prompt_of(model, CELLS, seed=2)
+def parked(model: LanguageModel) -> Parked:
+    session = create_session(model, config(drafts=1), prompt_cells=CELLS, max_new=NEW, environ={})
+    session.prefill(load_passage(f"{CELLS}:5", model.tokenizer))
+    return session.park()
 
 
 PARAMS = {
@@ -95,9 +103,9 @@ SELECTIONS = {"dense": Selection(), "selected": SELECT}
 
 
 @pytest.fixture(scope="module")
-def bases(model: LanguageModel, prompt: list[int]) -> dict[tuple[str, str], list[int]]:
+def bases(model: LanguageModel, parked: Parked) -> dict[tuple[str, str], list[int]]:
     return {
-        (how, reading): Case(model, prompt, {"selection": selection}, params).generation.tokens
+        (how, reading): Case(model, parked, {"selection": selection}, params).generation.tokens
         for how, params in PARAMS.items()
         for reading, selection in SELECTIONS.items()
     }
@@ -119,7 +127,7 @@ PAIRS = [
 @pytest.mark.parametrize("how", list(PARAMS))
 def test_tokens_do_not_depend_on_any_axis(
     model: LanguageModel,
-    prompt: list[int],
+    parked: Parked,
     bases: dict[tuple[str, str], list[int]],
     how: str,
     reading: str,
@@ -127,7 +135,7 @@ def test_tokens_do_not_depend_on_any_axis(
 ) -> None:
     gap = float("inf")
     for change in [*SINGLE, *PAIRS]:
-        case = Case(model, prompt, {**change, "selection": SELECTIONS[reading]}, PARAMS[how])
+        case = Case(model, parked, {**change, "selection": SELECTIONS[reading]}, PARAMS[how])
         assert case.generation.tokens == bases[how, reading], change
         assert case.session.engine.forwards == case.generation.rounds, change
         gap = min(gap, case.session.engine.smallest_gap)
@@ -149,7 +157,7 @@ def test_selection_changes_what_is_read(bases: dict[tuple[str, str], list[int]])
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_logits_are_bit_identical_where_the_rows_are(
     model: LanguageModel,
-    prompt: list[int],
+    parked: Parked,
     monkeypatch: pytest.MonkeyPatch,
     change: dict[str, Any],
     reading: str,
@@ -169,25 +177,31 @@ def test_logits_are_bit_identical_where_the_rows_are(
         recorded.append([])
         Case(
             model,
-            prompt,
-            {"graphs": False, "drafts": drafts, "window_cells": 64, "selection": SELECTIONS[reading], **changes},
-            PARAMS["greedy"],
+            parked,
+            {
+                "graphs": False,
+                "drafts": drafts,
+                "window_cells": 64,
+                "selection": SELECTIONS[reading],
+                **changes,
+            },
+            SamplingParams(max_new=40, ignore_eos=True),
         )
     base, other = recorded
     assert len(base) == len(other)
     assert all(torch.equal(a, b) for a, b in zip(base, other, strict=True))
 
 
-def test_rewind_repeats_a_generation(model: LanguageModel, prompt: list[int]) -> None:
+def test_rewind_repeats_a_generation(model: LanguageModel, parked: Parked) -> None:
     for selection in SELECTIONS.values():
         for drafts in (0, 3):
             changes = {
                 "selection": selection,
                 "drafts": drafts,
                 "window_cells": 32,
-                "resident_cells": 256,
+                "resident_cells": 1_024,
             }
-            case = Case(model, prompt, changes, PARAMS["greedy"])
+            case = Case(model, parked, changes, PARAMS["greedy"])
             first = case.generation
             case.session.rewind()
             case.session.generate(SamplingParams(max_new=8))
@@ -196,3 +210,18 @@ def test_rewind_repeats_a_generation(model: LanguageModel, prompt: list[int]) ->
             assert again.tokens == first.tokens
             assert (again.rounds, again.accepted) == (first.rounds, first.accepted)
             assert again.kv.lookups == first.kv.lookups
+
+
+def test_a_restored_prompt_is_the_prompt(model: LanguageModel, parked: Parked) -> None:
+    """Restored with other pages, ring and selection, it continues as if it had been run there."""
+    for selection in SELECTIONS.values():
+        changes = {"selection": selection, "drafts": 2, "resident_cells": 1_024, "page_cells": 8}
+        restored = Case(model, parked, changes, PARAMS["greedy"]).generation
+        session = create_session(
+            model, config(**changes), prompt_cells=CELLS, max_new=NEW, environ={}
+        )
+        session.prefill(load_passage(f"{CELLS}:5", model.tokenizer))
+        ran = session.generate(PARAMS["greedy"])
+        assert restored.tokens == ran.tokens
+        assert (restored.rounds, restored.accepted) == (ran.rounds, ran.accepted)
+        assert restored.kv == ran.kv
