@@ -79,7 +79,7 @@ class Engine:
     def _start(self, queries: torch.Tensor, hidden: torch.Tensor, cells: int) -> None:
         self.kv.note_prompt_end(queries)
         self.kv.seed()
-        self._prompt_queries = queries
+        self._prompt_queries = queries.cpu()  # for `park` alone, so not in the ledger
         self._prompt_hidden = hidden
         self._prompt_cells = cells
 
@@ -90,7 +90,7 @@ class Engine:
             raise RuntimeError("park follows prefill or rewind")
         return Parked(
             cells=self.kv.prompt_cells(),
-            queries=self._prompt_queries.cpu(),
+            queries=self._prompt_queries,
             hidden=self._prompt_hidden.cpu(),
             drafter_cells=self.drafter.park(),
         )
