@@ -138,6 +138,8 @@ def test_a_prompt_longer_than_the_positions() -> None:
 def test_the_least_budget_that_is_named_works_and_less_does_not() -> None:
     for switches in ([], ["--kv-select", "64"], ["--kv-page", "3"], ["--kv-select", "9999"]):
         sentence = refused("def f(", "--max-new", 3, "--vram-budget", "1K", *switches)
+        ring = int(re.search(r"a ring of (\d+) cells", sentence)[1])
+        assert ring <= 32, "the context is shorter than this"
         least = parse_bytes(re.search(r"is (\d+KiB)", sentence)[1], name="") // 1024
         done = stats(
             "def f(", "--max-new", 3, "--vram-budget", f"{least}K", *switches, "--kv-resident", 1

@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata.arena import Arena
-from strata.config import WINDOW_SLACK_CELLS, KvConfig, SessionConfig, SpecConfig
+from strata.config import (
+    MAX_DRAFTS,
+    WINDOW_SLACK_CELLS,
+    KvConfig,
+    SamplingParams,
+    Selection,
+    SessionConfig,
+    SpecConfig,
+)
 from strata.draft.ring import DrafterRing, ring_shape
 from strata.lm import LanguageModel
 from strata.session import create_session
@@ -102,15 +110,46 @@ def test_the_ring_is_carved_as_it_is_planned(window):
     assert ring.capacity >= ring.window + WINDOW_SLACK_CELLS
 
 
+def test_the_slack_holds_a_round() -> None:
+    """A round writes the verified rows and their drafts ahead of the committed end."""
+    assert WINDOW_SLACK_CELLS >= MAX_DRAFTS + 2
+
+
+@pytest.mark.parametrize("window", [1, 2, 7, 33])
+def test_a_ring_that_wraps_drafts_as_one_that_never_does(
+    tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch, window: int
+) -> None:
+    """Warm sampling rejects many drafts; each leaves cells behind in the ring."""
+    runs = []
+    for wraps in (True, False):
+        config = SessionConfig(spec=SpecConfig(drafts=7, window_cells=window))
+        session = create_session(tiny, config, prompt_cells=600, max_new=200, environ={})
+        ring = session.engine.drafter._ring
+        if not wraps:
+            ring.capacity = 1_000
+            ring._ring = torch.zeros(1_000, *ring._ring.shape[1:])
+        session.prefill(prompt_of(tiny, 600, seed=4))
+        params = SamplingParams(max_new=200, ignore_eos=True, temperature=0.9, seed=1)
+        runs.append(session.generate(params))
+    wrapping, plain = runs
+    assert wrapping.tokens == plain.tokens
+    assert (wrapping.rounds, wrapping.accepted) == (plain.rounds, plain.accepted)
+    assert wrapping.accepted[0] < wrapping.rounds > 50
+
+
+@pytest.mark.parametrize("selection", [Selection(), Selection(cells=64)])
 @pytest.mark.parametrize("window", [0, 1, 5, 40, 320, 4_000])
-def test_drafts_do_not_depend_on_a_truncation(tiny: LanguageModel, window: int) -> None:
-    """After a rewind the drafter proposes what it proposed, so rounds and acceptance repeat."""
+def test_drafts_do_not_depend_on_a_truncation(
+    tiny: LanguageModel, window: int, selection: Selection
+) -> None:
+    """After a rewind a session repeats its rounds, its acceptance and its hits and misses."""
     ids = prompt_of(tiny, 300, seed=4)
-    config = SessionConfig(spec=SpecConfig(drafts=3, window_cells=window))
+    config = SessionConfig(
+        kv=KvConfig(resident_cells=0 if selection.is_dense else 1, selection=selection),
+        spec=SpecConfig(drafts=3, window_cells=window),
+    )
     session = create_session(tiny, config, prompt_cells=300, max_new=60, environ={})
     session.prefill(ids)
-    from strata.config import SamplingParams
-
     runs = []
     for new in (60, 7, 60, 1, 60):
         runs.append(session.generate(SamplingParams(max_new=new, ignore_eos=True)))
@@ -133,8 +172,6 @@ def test_a_window_as_wide_as_the_context_reads_what_no_window_reads(run: Run) ->
 
 def test_rewind_right_after_a_prompt_of_any_length(tiny: LanguageModel) -> None:
     """A prompt of one token leaves the drafter nothing to write; a full chunk leaves a rest."""
-    from strata.config import SamplingParams
-
     for cells_of_prompt in (1, 2, 16, 511, 512, 513, 1024, 1025):
         ids = prompt_of(tiny, cells_of_prompt)
         session = create_session(

@@ -58,19 +58,19 @@ def run(
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     cells=st.sampled_from([1, 2, 15, 16, 17, 31, 32, 63, 64, 65, 128, 250, LARGEST]),
-    new=st.sampled_from([1, 2, 3, 9, 17, 40]),
+    new=st.sampled_from([1, 2, 9, 17, 40]),
     page=st.sampled_from([1, 2, 3, 5, 7, 16, 64, 100, 1024]),
     select=st.sampled_from(["0", "0", "1", "40", "100", "9999", "depth/1", "depth/3", "depth/999"]),
     resident=st.sampled_from([None, 0, 1, 50, 130, 10_000]),
     victims=st.sampled_from(["clock", "lrfu"]),
     drafts=st.sampled_from([0, 1, 3, 7, "auto"]),
     window=st.sampled_from([None, 0, 1, 2, 30, 10_000]),
-    min_p=st.sampled_from([0.0, 0.3, 1.0]),
-    budget=st.sampled_from([None, 0, 1, 40_000, 300_000, 5_000_000]),
+    min_p=st.sampled_from([0.0, 0.0, 0.3, 1.0]),
+    budget=st.sampled_from([None, None, 0, 300_000, 900_000, 5_000_000]),
     context=st.sampled_from([None, 4_000]),
     temperature=st.sampled_from([0.0, 0.8]),
     chunk=st.sampled_from([512, 48, 7]),

@@ -49,10 +49,10 @@ def test_the_ring_is_seeded_with_tail_then_most_selected_then_newest():
         cache.write_chunk(layer, small_integers(generator, 250, 2, KV_HEADS, DIM))
     cache.commit_chunk(250)  # 16 pages, the last one not full
     cache._seed_counts = torch.zeros(LAYERS, 20, dtype=torch.long)
-    cache._seed_counts[0, [3, 9]] = torch.tensor([5, 64])
+    cache._seed_counts[0, [2, 3, 4, 5, 9]] = torch.tensor([1, 5, 5, 6, 64])
     cache.seed()
     resident = [(cache.residency.table[layer] >= 0).nonzero()[:, 0].tolist() for layer in (0, 1)]
-    assert resident == [[3, 9, 12, 13, 14, 15], [10, 11, 12, 13, 14, 15]]
+    assert resident == [[3, 4, 5, 9, 14, 15], [10, 11, 12, 13, 14, 15]]
 
 
 def test_a_dense_ring_keeps_the_newest_pages_of_the_prompt():
