@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strata import engine
 from strata.arena import Arena
 from strata.config import (
     MAX_DRAFTS,
@@ -184,3 +185,23 @@ def test_rewind_right_after_a_prompt_of_any_length(tiny: LanguageModel) -> None:
         session.rewind()
         again = session.generate(SamplingParams(max_new=6, ignore_eos=True))
         assert (first.tokens, first.accepted) == (again.tokens, again.accepted)
+
+
+@pytest.mark.parametrize("chunk", [7, 100, 511, 2_000])
+def test_a_prompt_leaves_the_same_cells_whatever_its_chunks(
+    tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    """Cell i pairs token i with the hidden state of cell i - 1, also where a chunk ends."""
+    ids = prompt_of(tiny, 1_100, seed=4)
+    config = SessionConfig(spec=SpecConfig(drafts=1, window_cells=0))
+    parked = []
+    for size in (512, chunk):
+        monkeypatch.setattr(engine, "PROMPT_CHUNK", {"cpu": size})
+        session = create_session(tiny, config, prompt_cells=len(ids), max_new=8, environ={})
+        session.prefill(ids)
+        parked.append(session.park())
+    for name in ("cells", "drafter_cells", "hidden"):
+        one, other = (getattr(each, name) for each in parked)
+        assert one.shape == other.shape
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+    assert len(parked[0].drafter_cells) == len(ids)
