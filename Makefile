@@ -27,5 +27,9 @@ lint: env
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# docs/reference.md from the commands' own help.
+docs: env
+	$(BIN)/python docs/generate_reference.py
+
 clean:
 	rm -rf $(VENV) build *.egg-info
