@@ -25,6 +25,11 @@ class Sampler:
         _check(params)
         self.params = params
 
+    def draws_like(self, other: Sampler) -> bool:
+        """Return whether both draw the same tokens; where they end does not matter."""
+        drawing = ("temperature", "top_k", "top_p", "min_p", "seed")
+        return all(getattr(self.params, name) == getattr(other.params, name) for name in drawing)
+
     def pick(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the ids [R] drawn from `logits` [R, V] for the tokens at `positions` [R]."""
         if self.params.temperature < GREEDY_BELOW:

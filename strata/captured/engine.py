@@ -47,7 +47,7 @@ class CapturedEngine(Engine):
         self._phase_experts: PhaseExperts = phase_experts(experts, model.config.experts_per_token)
 
     def _arm(self, sampler: Sampler) -> None:
-        """Lay out the tensors that phases share, and forget phases of another sampler."""
+        """Lay out the tensors that phases share, and forget phases that draw otherwise."""
         device, config = self.model.device, self.model.config
         self._sampler = sampler
         self._phases: dict[tuple[object, ...], Phase] = {}
@@ -132,7 +132,7 @@ class CapturedEngine(Engine):
     def first_token(self, sampler: Sampler) -> int:
         """Return the token behind the prompt and set the rounds up behind it."""
         token = super().first_token(sampler)
-        if self._sampler is None or self._sampler.params != sampler.params:
+        if self._sampler is None or not self._sampler.draws_like(sampler):
             self._arm(sampler)
         self._pages.arm()
         self._base.fill_(self.kv.committed)

@@ -89,3 +89,21 @@ def test_an_early_stop_never_changes_a_token(model: LanguageModel) -> None:
     assert captured.tokens == plain.tokens
     assert captured.drafted == plain.drafted
     assert captured.drafted[0] < captured.rounds
+
+
+def test_a_phase_outlives_a_continuation_that_draws_alike(model: LanguageModel) -> None:
+    session = open_session(model, captured=True, drafts=1, **DENSE)
+    engine = session.engine
+    assert isinstance(engine, CapturedEngine)
+
+    def phases_after(**sampling: Any) -> dict[Any, Any]:
+        session.generate(SamplingParams(ignore_eos=True, **sampling))
+        session.rewind()
+        return dict(engine._phases)
+
+    short = phases_after(max_new=8)
+    longer = phases_after(max_new=NEW)
+    assert short
+    assert all(longer[key] is phase for key, phase in short.items())
+    sampled = phases_after(max_new=8, temperature=0.9)
+    assert not set(sampled.values()) & set(longer.values())
