@@ -54,8 +54,4 @@ def resolve(
             count=count,
         )
         return
-    layers = range(len(state.table)) if layer is None else [layer]
-    for number, one in enumerate(layers):
-        ref.resolve(
-            state, pages, out.of(number), layer=one, keep_from=keep_from, base=base, count=count
-        )
+    ref.resolve(state, pages, out, layer=layer, keep_from=keep_from, base=base, count=count)

@@ -75,11 +75,8 @@ def resolve(
 ) -> None:
     """Make `pages` resident as far as slots reach; see the package for the contract."""
     limit = state.table.shape[1] if keep_from is None else int(keep_from)
-    layers = range(len(state.table)) if layer is None else [layer]
-    per_layer = layer is None and pages.ndim > 1 and len(pages) == len(state.table)
-    for row, each in enumerate(layers):
-        asked = pages[row] if per_layer else pages
-        asked = torch.unique(asked[asked >= 0].long()) + base
+    asked = torch.unique(pages[pages >= 0].long()) + base
+    for row, each in enumerate(range(len(state.table)) if layer is None else [layer]):
         _resolve_layer(state, asked, out, layer=each, row=row, limit=limit, count=count)
 
 

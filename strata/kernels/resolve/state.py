@@ -87,11 +87,6 @@ class Admitted:
     slots: torch.Tensor  # [N, room]
     count: torch.Tensor  # [N, 2], admitted and missed
 
-    def of(self, layer: int) -> Admitted:
-        """Return the lists of one layer, N = 1."""
-        one = slice(layer, layer + 1)
-        return Admitted(pages=self.pages[one], slots=self.slots[one], count=self.count[one])
-
     @classmethod
     def empty(cls, layers: int, room: int, device: torch.device) -> Admitted:
         """Return lists with room for the distinct pages of one resolve a layer."""

@@ -125,9 +125,7 @@ def _sort(from_ptr, to_ptr, count, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
         tl.store(to_ptr + place, mine, mask=i < count)
 
 
-@triton.jit(
-    do_not_specialize=["first_layer", "num_asked", "pages_stride", "room", "base", "pages", "slots"]
-)
+@triton.jit(do_not_specialize=["first_layer", "num_asked", "room", "base", "pages", "slots"])
 def _resolve(
     pages_ptr,
     table_ptr,
@@ -143,7 +141,6 @@ def _resolve(
     keep_ptr,
     first_layer,
     num_asked,
-    pages_stride,
     room,
     base,
     pages,
@@ -160,7 +157,6 @@ def _resolve(
 ):
     program = tl.program_id(0).to(tl.int64)
     layer = program + first_layer
-    pages_ptr += program * pages_stride
     out_pages_ptr += program * room
     out_slots_ptr += program * room
     out_count_ptr += program * 2
@@ -302,8 +298,7 @@ def resolve(
     assert clock or block == BLOCK or slots <= 4096
     assert pages.is_contiguous()
     programs = 1 if layer is not None else layers
-    per_layer = layer is None and pages.ndim > 1 and len(pages) == layers
-    asked = pages.numel() // layers if per_layer else pages.numel()
+    asked = pages.numel()
     assert out.pages.shape[0] == programs
     assert out.pages.shape[1] >= min(asked, num_pages)
     block_slots = max(triton.next_power_of_2(slots), 64)
@@ -323,7 +318,6 @@ def resolve(
             state.scalars if keep_from is None else keep_from,
             layer or 0,
             asked,
-            asked if per_layer else 0,
             out.pages.shape[1],
             base,
             num_pages,
