@@ -7,9 +7,11 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from strata.cli.console import fail_cleanly, say, show_table
+from strata.cli.console import err, fail_cleanly, say, show_table
 from strata.cli.json_file import check_json_target, write_json
+from strata.config import MAX_DRAFTS, Selection
 from strata.errors import UsageError
+from strata.openmp import calm
 from strata.units import format_bytes, parse_bytes, parse_cells
 
 MIN_SAMPLES = 5
@@ -17,7 +19,7 @@ MIN_PAGE_BYTES = 256
 
 app = typer.Typer(
     name="bench",
-    help="Measure a part of the engine on this machine's GPU.",
+    help="Measure a part of the engine on this machine.",
     no_args_is_help=True,
 )
 
@@ -89,6 +91,71 @@ def gather(
     if json_file is not None:
         result = {"bench": "gather", "device": name, "samples": samples}
         write_json(json_file, {**result, "plain_copy_gb_per_s": plain, "figures": figures})
+
+
+@app.command(epilog="Example: strata bench evict --depth 16K --select 1024 --spec 1 --json -")
+@fail_cleanly()
+def evict(
+    depth: Annotated[str, typer.Option(metavar="CELLS", help="Cells of the prompt.")] = "8K",
+    select: Annotated[
+        str, typer.Option(metavar="CELLS|depth/N", help="Cells that a query row reads.")
+    ] = "512",
+    spec: Annotated[int, typer.Option(min=0, max=MAX_DRAFTS, help="Drafts a round.")] = 0,
+    max_new: Annotated[int, typer.Option(min=32, help="New tokens.")] = 128,
+    seed: Annotated[int, typer.Option(min=0, help="Which bundled passage.")] = 0,
+    multiples: Annotated[
+        str, typer.Option(metavar="COUNTS", help="Rings, in selections.")
+    ] = "1,2,4,8,16",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    json_file: Annotated[
+        str | None,
+        typer.Option("--json", metavar="FILE", help="Write one JSON object; '-' is stdout."),
+    ] = None,
+) -> None:
+    """Replay the selections of one continuation through clock, LRFU, LRU and Belady's optimum.
+
+    Hit rate by ring, right behind the prompt (16 resolves a layer) and after, with the ring
+    seeded by the prompt and without.
+    """
+    cells = parse_cells(depth, name="--depth")
+    counts = [_count(word) for word in multiples.split(",")]
+    selection = Selection.parse(select)
+    if selection.is_dense:
+        raise UsageError("--select: 0 reads everything, so nothing is ever evicted")
+    check_json_target(json_file)
+    calm()
+    from dataclasses import asdict
+
+    from strata.bench.evict import replay
+    from strata.bench.trace import record
+    from strata.device import every_core
+    from strata.lm import bundled_model_path, load_model
+    from strata.passages import load_passage
+
+    model = load_model(bundled_model_path(), device)
+    ids = load_passage(f"{cells}:{seed}", model.tokenizer)
+    with every_core(), err.status("recording one continuation"):
+        trace = record(model, ids, selection=selection, drafts=spec, max_new=max_new)
+    if not any(trace.resolves):
+        raise UsageError(f"--select {select} reads all of {cells} cells; name fewer")
+    with err.status("replaying"):
+        figures = list(replay(trace, counts))
+    if json_file != "-":
+        table = Table(
+            "ring", "selections", "policy", "seeded: first", "after", "not: first", "after"
+        )
+        for seeded, plain in zip(figures[::2], figures[1::2], strict=True):
+            rates = [seeded.first_ratio, seeded.rest_ratio, plain.first_ratio, plain.rest_ratio]
+            table.add_row(
+                str(seeded.ring_cells),
+                f"{seeded.multiple}x",
+                seeded.policy,
+                *(f"{rate:.1%}" for rate in rates),
+            )
+        show_table(table)
+    if json_file is not None:
+        facts = {"bench": "evict", "depth": cells, "select": select, "spec": spec, "seed": seed}
+        write_json(json_file, {**facts, "figures": [asdict(figure) for figure in figures]})
 
 
 def _page_bytes(word: str) -> int:

@@ -207,20 +207,23 @@ class KvCache:
 
     def seed(self) -> None:
         """Fill the ring: tail pages, then the most selected by the prompt, then the newest."""
-        g = self.geometry
-        pages = pages_of(self.committed, g.page_cells)
-        number = torch.arange(pages, device=self.residency.table.device)
         self.residency.clear()
-        for layer in range(g.layers):
-            rank = number.clone()
-            if self._seed_counts is not None:
-                rank += self._seed_counts[layer, :pages] * pages
-            rank[number >= pages - g.tail] += pages * (SEED_ROWS + 1)
-            best = rank.argsort(descending=True)[: g.slots].sort().values
+        for layer in range(self.geometry.layers):
+            best = self.seed_ranking(layer)[: self.geometry.slots].sort().values
             admission = self.residency.seed(layer, best)
             self.transfer.bring_in(layer, admission.pages, admission.slots)
-        self.born_pages = pages
+        self.born_pages = pages_of(self.committed, self.geometry.page_cells)
         self._planned_pages = 0
+
+    def seed_ranking(self, layer: int) -> torch.Tensor:
+        """Return every page of `layer`, the one that most deserves a slot first."""
+        pages = pages_of(self.committed, self.geometry.page_cells)
+        number = torch.arange(pages, device=self.residency.table.device)
+        rank = number.clone()
+        if self._seed_counts is not None:
+            rank += self._seed_counts[layer, :pages] * pages
+        rank[number >= pages - self.geometry.tail] += pages * (SEED_ROWS + 1)
+        return rank.argsort(descending=True)
 
     def truncate(self, cells: int) -> None:
         """Forget every cell from `cells` on and seed the ring again."""
