@@ -26,9 +26,9 @@ class DrafterRing:
         dtype: torch.dtype,
         arena: Arena,
     ) -> None:
-        self.window = min(window, max_cells) if window else max_cells
-        self.capacity = self.window + WINDOW_SLACK_CELLS
-        self._ring = arena.take("drafter ring", (self.capacity, *shape), dtype)
+        self._ring = arena.take("drafter ring", ring_shape(window, max_cells, *shape[1:]), dtype)
+        self.capacity = len(self._ring)
+        self.window = self.capacity - WINDOW_SLACK_CELLS
         self._host = torch.zeros(
             max_cells + WINDOW_SLACK_CELLS,
             *shape,
