@@ -17,7 +17,8 @@ PAGE_CELLS = 16
 DEFAULT_RING_CELLS = {"cuda": 32_768, "cpu": 1_024}
 DEFAULT_MAX_NEW = 256
 MAX_DRAFTS = 7
-"""A verify window has at most 8 rows: the last token and 7 drafts."""
+MAX_ROWS = MAX_DRAFTS + 1
+"""Rows of a verify window at most: the last token and the drafts."""
 
 WINDOW_SLACK_CELLS = 9
 """The drafter's ring holds its window plus one round of drafts, the bonus token and one spare."""

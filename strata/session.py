@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from strata.arena import Arena
-from strata.captured import CapturedEngine
+from strata.captured import CapturedEngine, capture_obstacle
 from strata.config import (
     DEFAULT_RING_CELLS,
     MAX_DRAFTS,
@@ -228,10 +228,21 @@ def create_session(
             shape = (2, g.kv_heads, g.head_dim)
             ring = DrafterRing(shape, window, g.pages * g.page_cells, model.dtype, arena)
             drafter = MtpDrafter(model, ring)
-    engine = Engine(model, kv, experts, drafter)
-    if config.graphs and model.device.type == "cuda":
-        engine = CapturedEngine(model, kv, experts, drafter)
+    engine = _engine_class(model, config, kv, warnings)(model, kv, experts, drafter)
     return Session(engine, arena, decision, warnings, drafts, config.spec.min_p, window)
+
+
+def _engine_class(
+    model: LanguageModel, config: SessionConfig, kv: KvCache, warnings: list[str]
+) -> type[Engine]:
+    """Return what orders rounds; where it cannot capture them, `warnings` says why."""
+    if not config.graphs or model.device.type != "cuda":
+        return Engine
+    obstacle = capture_obstacle(kv.geometry, config.kv.victims, model.config.group)
+    if obstacle:
+        warnings.append(f"rounds are not captured as CUDA graphs: {obstacle}")
+        return Engine
+    return CapturedEngine
 
 
 def _resolve_drafts(model: LanguageModel, config: SessionConfig) -> int | str:

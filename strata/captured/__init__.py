@@ -6,5 +6,6 @@ functions, which is how their logic is tested.
 """
 
 from strata.captured.engine import CapturedEngine
+from strata.captured.pages import capture_obstacle
 
-__all__ = ["CapturedEngine"]
+__all__ = ["CapturedEngine", "capture_obstacle"]

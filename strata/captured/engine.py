@@ -18,7 +18,7 @@ import torch
 from strata.captured.experts import PhaseExperts, phase_experts
 from strata.captured.pages import DensePages, Pages, SelectedPages
 from strata.captured.phase import Phase
-from strata.config import MAX_DRAFTS
+from strata.config import MAX_DRAFTS, MAX_ROWS
 from strata.draft.base import Drafter
 from strata.draft.mtp import MtpDrafter
 from strata.engine import Engine, Round
@@ -27,8 +27,6 @@ from strata.kv.cache import KvCache
 from strata.kv.counters import Counters
 from strata.lm.model import LanguageModel
 from strata.sampling import Sampler
-
-ROWS = MAX_DRAFTS + 1
 
 
 class CapturedEngine(Engine):
@@ -53,15 +51,15 @@ class CapturedEngine(Engine):
         self._phases: dict[tuple[object, ...], Phase] = {}
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self._base = torch.zeros(1, dtype=torch.long, device=device)
-        self._tokens = torch.zeros(ROWS, dtype=torch.long, device=device)
+        self._tokens = torch.zeros(MAX_ROWS, dtype=torch.long, device=device)
         self._limit = torch.full((1,), MAX_DRAFTS, dtype=torch.long, device=device)
-        self._result = torch.zeros(ROWS + 2, dtype=torch.long, device=device)
+        self._result = torch.zeros(MAX_ROWS + 2, dtype=torch.long, device=device)
         self._query = torch.zeros(
             1, config.heads, config.head_dim, dtype=self.model.dtype, device=device
         )
         self._residual = torch.zeros(1, config.hidden, dtype=self.model.dtype, device=device)
         pinned = device.type == "cuda"
-        self._read = torch.zeros(ROWS + 2, dtype=torch.long, pin_memory=pinned)
+        self._read = torch.zeros(MAX_ROWS + 2, dtype=torch.long, pin_memory=pinned)
 
     def _verify_rows(self, rows: int, every_page: bool) -> None:
         model, config = self.model, self.model.config
@@ -81,8 +79,8 @@ class CapturedEngine(Engine):
         accepted = equal.long().cumprod(0).sum()
         self._pages.accept(accepted)
         self._result[:rows] = targets
-        self._result[ROWS] = accepted
-        self._result[ROWS + 1 :] = self._limit
+        self._result[MAX_ROWS] = accepted
+        self._result[MAX_ROWS + 1 :] = self._limit
         if isinstance(self.drafter, MtpDrafter):
             q, residual = self.drafter.write_rows(targets, hidden, positions + 1, committed=True)
             self._query.copy_(q.index_select(0, accepted.view(1)))
@@ -155,14 +153,14 @@ class CapturedEngine(Engine):
         self._read.copy_(self._result, non_blocking=True)
         if self.model.device.type == "cuda":
             torch.cuda.current_stream(self.model.device).synchronize()
-        drawn, accepted = self._read[:rows].tolist(), int(self._read[ROWS])
+        drawn, accepted = self._read[:rows].tolist(), int(self._read[MAX_ROWS])
         self._pages.after(rows, accepted + 1, every_page=every_page)
         config = self.model.config
         self._phase_experts.after(rows * config.experts_per_token * config.layers)
         if isinstance(self.drafter, MtpDrafter):
             self.drafter.advance(accepted + 1)
         self._last = drawn[accepted]
-        return Round(drawn[: accepted + 1], min(drafts, int(self._read[ROWS + 1])), accepted)
+        return Round(drawn[: accepted + 1], min(drafts, int(self._read[MAX_ROWS + 1])), accepted)
 
     def check_integrity(self) -> None:
         """Assert what must hold of residency between rounds, as the device knows it."""

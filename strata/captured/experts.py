@@ -7,13 +7,12 @@ from typing import Protocol
 
 import torch
 
+from strata.config import MAX_ROWS
 from strata.experts.cache import ExpertCache, PooledExperts, ResidentExperts
 from strata.kernels.experts import slot_product
 from strata.kernels.gather import gather_pages
 from strata.kernels.resolve import Admitted, ResolveState, resolve
 from strata.kv.counters import Counters
-
-MAX_ROWS = 8
 
 
 class PhaseExperts(Protocol):

@@ -9,16 +9,32 @@ from typing import Protocol
 
 import torch
 
+from strata.config import MAX_ROWS, Victims
 from strata.kernels.append import append_cells
 from strata.kernels.gather import gather_pages
-from strata.kernels.paged_attention import attend_dense, attend_selected
-from strata.kernels.resolve import Admitted, ResolveState, resolve, state_shapes
+from strata.kernels.paged_attention import attend_dense, attend_selected, supports
+from strata.kernels.resolve import MAX_LRFU_SLOTS, Admitted, ResolveState, resolve, state_shapes
 from strata.kernels.resolve.state import FILLED
-from strata.kernels.select import select_pages, update_bounds
+from strata.kernels.select import MAX_FUSED_PAGES, select_pages, update_bounds
 from strata.kv.cache import KvCache
 from strata.kv.counters import Counters
+from strata.kv.geometry import KvGeometry
 
-MAX_ROWS = 8
+
+def capture_obstacle(geometry: KvGeometry, victims: Victims, group: int) -> str:
+    """Return why no graph can hold a window of such pages, empty where one can.
+
+    What no kernel serves falls to a reference, and that waits for the host. `group` are the query
+    heads of a K/V head.
+    """
+    g = geometry
+    if not supports(head_dim=g.head_dim, dtype=g.dtype, group=group):
+        return f"no kernel attends {group} heads of {g.head_dim} a K/V head in {g.dtype}"
+    if g.select_pages and g.pages > MAX_FUSED_PAGES:
+        return f"selection is out of {g.pages} pages, more than {MAX_FUSED_PAGES}"
+    if g.select_pages and victims == "lrfu" and g.slots > MAX_LRFU_SLOTS:
+        return f"lrfu has {g.slots} slots to choose from, more than {MAX_LRFU_SLOTS}"
+    return ""
 
 
 class Pages(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from functools import cache
 
 import torch
 
@@ -43,7 +44,8 @@ class Phase:
         collecting = gc.isenabled()
         gc.disable()
         try:
-            with torch.cuda.graph(self._graph, pool=pool):  # type: ignore[arg-type]
+            into = _capture_stream(device)
+            with torch.cuda.graph(self._graph, pool=pool, stream=into):  # type: ignore[arg-type]
                 body()
         finally:
             if collecting:
@@ -55,3 +57,12 @@ class Phase:
             self._body()
         else:
             self._graph.replay()
+
+
+@cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream that captures on `device`: torch's own is of whichever device came first.
+
+    One for all phases, because a pool hands a block on only within its stream.
+    """
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -8,9 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
-from strata.captured import CapturedEngine
+from strata.captured import CapturedEngine, capture_obstacle
 from strata.config import KvConfig, SamplingParams, Selection, SessionConfig, SpecConfig
+from strata.kernels.resolve import MAX_LRFU_SLOTS
+from strata.kernels.select import MAX_FUSED_PAGES
+from strata.kv.geometry import KvGeometry
 from strata.lm import LanguageModel, load_model
 from strata.session import Session, create_session
 from tests.conftest import TINY, prompt_of
@@ -107,3 +111,29 @@ def test_a_phase_outlives_a_continuation_that_draws_alike(model: LanguageModel) 
     assert all(longer[key] is phase for key, phase in short.items())
     sampled = phases_after(max_new=8, temperature=0.9)
     assert not set(sampled.values()) & set(longer.values())
+
+
+DEEPEST = {"pages": MAX_FUSED_PAGES, "slots": MAX_LRFU_SLOTS, "select_pages": 64}
+
+
+@pytest.mark.parametrize(
+    ("shape", "victims", "group", "obstacle"),
+    [
+        ({}, "lrfu", 16, ""),
+        ({}, "clock", 17, "17 heads"),
+        ({"head_dim": 256}, "clock", 4, "heads of 256"),
+        ({"dtype": torch.float16}, "clock", 4, "float16"),
+        ({"pages": MAX_FUSED_PAGES + 1}, "clock", 4, "16385 pages"),
+        ({"pages": MAX_FUSED_PAGES + 1, "select_pages": 0}, "clock", 4, ""),
+        ({"slots": MAX_LRFU_SLOTS + 1}, "lrfu", 4, "16385 slots"),
+        ({"slots": MAX_LRFU_SLOTS + 1}, "clock", 4, ""),
+    ],
+)
+def test_what_no_kernel_serves_is_not_captured(
+    shape: dict[str, Any], victims: Any, group: int, obstacle: str
+) -> None:
+    fixed = {"layers": 2, "kv_heads": 2, "head_dim": 64, "page_cells": 16, "dtype": torch.bfloat16}
+    geometry = KvGeometry(**{**fixed, **DEEPEST, **shape})  # type: ignore[arg-type]
+    found = capture_obstacle(geometry, victims, group)
+    assert obstacle in found
+    assert bool(obstacle) == bool(found)
