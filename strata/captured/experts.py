@@ -63,9 +63,10 @@ class Pooled:
 
     def __init__(self, cache: PooledExperts, experts_per_token: int) -> None:
         self._cache = cache
-        table = cache.residency.table
-        self._state = ResolveState.empty(1, table.shape[1], cache.slots, "clock", table.device)
-        self._admitted = Admitted.empty(1, MAX_ROWS * experts_per_token, table.device)
+        residency = cache.residency
+        self._state = ResolveState.over(residency.table, residency.owner, "clock")
+        self._state.start(residency.filled)
+        self._admitted = Admitted.empty(1, MAX_ROWS * experts_per_token, residency.table.device)
 
     def product(
         self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, base: int

@@ -13,7 +13,7 @@ from strata.config import MAX_ROWS, Victims
 from strata.kernels.append import append_cells
 from strata.kernels.gather import gather_pages
 from strata.kernels.paged_attention import attend_dense, attend_selected, supports
-from strata.kernels.resolve import MAX_LRFU_SLOTS, Admitted, ResolveState, resolve, state_shapes
+from strata.kernels.resolve import MAX_LRFU_SLOTS, Admitted, ResolveState, resolve
 from strata.kernels.resolve.state import FILLED
 from strata.kernels.select import MAX_FUSED_PAGES, select_pages, update_bounds
 from strata.kv.cache import KvCache
@@ -137,23 +137,13 @@ class SelectedPages(DensePages):
     def __init__(self, kv: KvCache) -> None:
         super().__init__(kv)
         g, table = kv.geometry, kv.residency.table
-        shapes = state_shapes(g.layers, g.pages, g.slots, kv.victims)
-        tensors = {
-            name: torch.zeros(shape, dtype=dtype, device=table.device)
-            for name, (shape, dtype) in shapes.items()
-            if name not in ("table", "owner")
-        }
-        self._state = ResolveState(table=table, owner=kv.residency.owner, **tensors)
+        self._state = ResolveState.over(table, kv.residency.owner, kv.victims)
         self._admitted = Admitted.empty(1, min(MAX_ROWS * g.select_pages, g.pages), table.device)
         self._born = Admitted.empty(g.layers, 1, table.device)
 
     def arm(self) -> None:
         """Take over the tables as they were seeded; what was read before is forgotten."""
-        state, residency = self._state, self.kv.residency
-        state.memory.fill_(0 if state.victims == "clock" else -torch.inf)
-        for tensor in (state.stamp, state.seen, state.scalars):
-            tensor.zero_()
-        state.scalars[:, FILLED] = torch.tensor(residency.filled, device=state.scalars.device)
+        self._state.start(self.kv.residency.filled)
         self._born_pages = self.kv.born_pages
 
     def before(self, rows: int) -> bool:

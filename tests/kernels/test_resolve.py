@@ -285,7 +285,9 @@ def test_a_captured_resolve_goes_on_where_it_stood(victims: Victims) -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         launch()
-    state.clear()
+    for tensor in (state.table, state.owner):
+        tensor.fill_(-1)
+    state.start([0])
     state.counters.zero_()
     for step in range(20):
         torch.manual_seed(step)

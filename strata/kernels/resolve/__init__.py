@@ -12,9 +12,9 @@ import torch
 
 from strata.kernels import device
 from strata.kernels.resolve import ref
-from strata.kernels.resolve.state import Admitted, ResolveState, state_shapes
+from strata.kernels.resolve.state import Admitted, ResolveState
 
-__all__ = ["MAX_LRFU_SLOTS", "Admitted", "ResolveState", "resolve", "state_shapes"]
+__all__ = ["MAX_LRFU_SLOTS", "Admitted", "ResolveState", "resolve"]
 
 MAX_LRFU_SLOTS = 16_384
 """Slots whose weights one program holds in registers."""

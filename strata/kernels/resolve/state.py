@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,22 +13,6 @@ FILLED, TIME, EPOCH, SCALARS = 0, 1, 2, 4
 """Columns of `scalars`: slots ever filled; the clock's hand or LRFU's time; the last epoch."""
 LOOKUPS, HITS, MISSES, OVERFLOWS, COUNTS = 0, 1, 2, 3, 4
 """Columns of `counters`."""
-
-Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
-
-
-def state_shapes(layers: int, pages: int, slots: int, victims: Victims) -> Shapes:
-    """Return the shape and type of each tensor of a `ResolveState`."""
-    memory = torch.uint8 if victims == "clock" else torch.float64
-    return {
-        "table": ((layers, pages), torch.int32),
-        "owner": ((layers, slots), torch.int32),
-        "memory": ((layers, slots), memory),
-        "stamp": ((layers, slots), torch.int32),
-        "seen": ((layers, pages), torch.int32),
-        "scalars": ((layers, SCALARS), torch.int32),
-        "counters": ((layers, COUNTS), torch.int64),
-    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,27 +36,37 @@ class ResolveState:
         """Return the policy that `memory` is of."""
         return "clock" if self.memory.dtype == torch.uint8 else "lrfu"
 
-    def clear(self) -> None:
-        """Forget every page and every read; counters stay."""
-        self.table.fill_(-1)
-        self.owner.fill_(-1)
+    def start(self, filled: Sequence[int]) -> None:
+        """Forget every read; of each layer the first `filled` slots have owners. Counters stay."""
         self.memory.fill_(0 if self.victims == "clock" else -torch.inf)
         for tensor in (self.stamp, self.seen, self.scalars):
             tensor.zero_()
+        self.scalars[:, FILLED] = torch.tensor(filled, device=self.scalars.device)
+
+    @classmethod
+    def over(cls, table: torch.Tensor, owner: torch.Tensor, victims: Victims) -> ResolveState:
+        """Return a state over tables that are somebody else's; `start` comes before a resolve."""
+        layers, device = len(table), table.device
+        memory = torch.uint8 if victims == "clock" else torch.float64
+        return cls(
+            table=table,
+            owner=owner,
+            memory=torch.zeros_like(owner, dtype=memory),
+            stamp=torch.zeros_like(owner),
+            seen=torch.zeros_like(table),
+            scalars=torch.zeros(layers, SCALARS, dtype=torch.int32, device=device),
+            counters=torch.zeros(layers, COUNTS, dtype=torch.int64, device=device),
+        )
 
     @classmethod
     def empty(
         cls, layers: int, pages: int, slots: int, victims: Victims, device: torch.device
     ) -> ResolveState:
-        """Return a cleared state in memory of its own."""
-        shapes = state_shapes(layers, pages, slots, victims)
-        state = cls(
-            **{
-                name: torch.zeros(shape, dtype=dtype, device=device)
-                for name, (shape, dtype) in shapes.items()
-            }
-        )
-        state.clear()
+        """Return a state without pages in memory of its own."""
+        table = torch.full((layers, pages), -1, dtype=torch.int32, device=device)
+        owner = torch.full((layers, slots), -1, dtype=torch.int32, device=device)
+        state = cls.over(table, owner, victims)
+        state.start([0] * layers)
         return state
 
 
