@@ -48,7 +48,7 @@ class Engine:
         self.drafter = drafter
         self.forwards = 0
         self.track_gap = False
-        """Whether to keep `smallest_gap`, the least distance of two best logits; tests do."""
+        """Whether to keep `smallest_gap`, the least distance of two best scores; tests do."""
         self.smallest_gap = float("inf")
         self._last: int | None = None
         self._prompt_hidden: torch.Tensor | None = None
@@ -142,8 +142,9 @@ class Engine:
         if self._prompt_hidden is None or self._last is not None:
             raise RuntimeError("a continuation follows prefill or rewind")
         logits = self.model.logits(self._prompt_hidden)
-        token = sampler.pick(logits, self._positions(self._prompt_cells, 1))
-        self._note_gap(logits)
+        scores = sampler.scores(logits, self._positions(self._prompt_cells, 1))
+        token = scores.argmax(-1)
+        self._note_gap(scores)
         self.drafter.observe(token, self._prompt_hidden)
         self._last = int(token)
         return self._last
@@ -166,12 +167,13 @@ class Engine:
         rows = torch.tensor([self._last, *proposed], device=self.model.device)
         hidden = self._verify(rows)
         logits = self.model.logits(hidden)
-        targets = sampler.pick(logits, self._positions(base + 1, len(rows)))
+        scores = sampler.scores(logits, self._positions(base + 1, len(rows)))
+        targets = scores.argmax(-1)
         drawn = targets.tolist()
         accepted = 0
         while accepted < len(proposed) and proposed[accepted] == drawn[accepted]:
             accepted += 1
-        self._note_gap(logits[: accepted + 1])
+        self._note_gap(scores[: accepted + 1])
         self.kv.commit(accepted + 1)
         self.drafter.observe(targets[: accepted + 1], hidden[: accepted + 1])
         self._last = drawn[accepted]
@@ -211,7 +213,7 @@ class Engine:
     def _positions(self, first: int, count: int) -> torch.Tensor:
         return torch.arange(first, first + count, device=self.model.device)
 
-    def _note_gap(self, logits: torch.Tensor) -> None:
+    def _note_gap(self, scores: torch.Tensor) -> None:
         if self.track_gap:
-            top = logits.topk(2, -1).values
+            top = scores.topk(2, -1).values
             self.smallest_gap = min(self.smallest_gap, float((top[:, 0] - top[:, 1]).min()))

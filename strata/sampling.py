@@ -32,11 +32,13 @@ class Sampler:
 
     def pick(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the ids [R] drawn from `logits` [R, V] for the tokens at `positions` [R]."""
+        return self.scores(logits, positions).argmax(-1)
+
+    def scores(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return what `pick` takes the largest of [R, V]: the logits, or processed with noise."""
         if self.params.temperature < GREEDY_BELOW:
-            return logits.argmax(-1)
-        return (
-            self._process(logits) + gumbel(positions, logits.shape[-1], self.params.seed)
-        ).argmax(-1)
+            return logits
+        return self._process(logits) + gumbel(positions, logits.shape[-1], self.params.seed)
 
     def pick_draft(self, logits: torch.Tensor, position: int) -> torch.Tensor:
         """Return the id [1] drawn from a drafter's `logits` [1, V] for the token at `position`."""

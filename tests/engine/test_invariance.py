@@ -3,7 +3,7 @@
 Every value of each axis against one base, and pairs of axes, greedy and sampled, in one process:
 the bundled model, a passage of 4,096 cells, 128 new tokens. The prompt runs once and is restored.
 Level 1 (bit-identical logits) holds for everything that does not change the rows of a window;
-level 2 (identical tokens) for all of it. The smallest distance of two best logits that was met is
+level 2 (identical tokens) for all of it. The smallest distance of two best scores that was met is
 printed, because on a CPU rows may differ in the last bit with the number of rows.
 """
 
