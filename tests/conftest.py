@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from strata.openmp import calm
 
@@ -20,6 +21,10 @@ from strata.session import Session, create_session  # noqa: E402
 
 # Two OpenMP threads that spin on two busy cores are slower than one by far.
 torch.set_num_threads(1)
+
+# How long an example takes says nothing about whether it passes.
+settings.register_profile("strata", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("strata")
 
 TINY = Path(__file__).parent / "data" / "tiny"
 
