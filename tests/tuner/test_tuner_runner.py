@@ -85,10 +85,8 @@ def test_a_failure_is_a_kind_and_never_a_zero(
 def test_a_hanging_trial_is_ended_and_is_a_timeout(
     runner: ProcessRunner, study: StudyRecord
 ) -> None:
-    started = time.monotonic()
     records = run(runner, pair(study, fake_trial.HANG), timeout_s=0.5)
     assert [one.kind for one in records] == ["ok", "timeout", "timeout", "timeout"]
-    assert time.monotonic() - started < 10
     assert run(runner, pair(study, 0))[3].kind == "ok"
 
 
