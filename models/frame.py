@@ -74,10 +74,13 @@ def checked(frame: pd.DataFrame) -> pd.DataFrame:
     found = problems(frame)
     if found:
         raise UsageError("; ".join(found))
-    clean = frame[frame["kind"] != "interrupted"].copy()
-    for name in NUMBER_COLUMNS:
-        clean[name] = pd.to_numeric(clean[name])
+    clean = numeric(frame[frame["kind"] != "interrupted"])
     return clean.sort_values(["pair_id", "position"], kind="stable", ignore_index=True)
+
+
+def numeric(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the frame with numbers in every column that holds numbers, NaN where one lacks."""
+    return frame.assign(**{name: pd.to_numeric(frame[name]) for name in NUMBER_COLUMNS})
 
 
 def pair_table(frame: pd.DataFrame) -> pd.DataFrame:

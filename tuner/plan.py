@@ -12,7 +12,7 @@ import re
 import tomllib
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -25,6 +25,8 @@ BUILT_IN = Path(__file__).parent.parent / "data" / "plans"
 WARM_UP_TOKENS = 8
 
 Mode = Literal["off", "on"]
+Sampler = Literal["grid", "random", "tpe", "cost-model"]
+SAMPLERS: tuple[str, ...] = get_args(Sampler)
 
 
 def _cells(value: object) -> object:
@@ -141,7 +143,7 @@ class Decision(_Section):
 class Search(_Section):
     """The order in which arms are proposed."""
 
-    sampler: Literal["grid", "random", "tpe"] = "grid"
+    sampler: Sampler = "grid"
     seed: int = Field(default=0, ge=0, strict=True)
 
 
@@ -199,6 +201,14 @@ class Plan(_Section):
     def canonical(self) -> str:
         """Return the plan as sorted, compact JSON: the text that is hashed."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+
+    def with_sampler(self, name: str, *, seed: int | None = None) -> Plan:
+        """Return the plan with another order of its arms; raise UsageError for an unknown one."""
+        if name not in SAMPLERS:
+            raise UsageError(f"sampler {name!r} is none of {', '.join(SAMPLERS)}")
+        seed = self.search.seed if seed is None else seed
+        search = Search(sampler=cast(Sampler, name), seed=seed)
+        return self.model_copy(update={"search": search})
 
     @property
     def sha256(self) -> str:

@@ -7,16 +7,19 @@ measured whole; the sampler says in which order. (Only this file imports Optuna.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 import optuna
-from optuna.distributions import CategoricalDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler, GridSampler, RandomSampler, TPESampler
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from strata.tuner.arms import Arm, ArmGrid
+from strata.tuner.proposal import ModelProposal
+from strata.tuner.record import TrialRecord
 
 MAX_IDLE_PROPOSALS = 64
 """Proposals of measured arms in a row before the first unmeasured one is taken instead."""
@@ -26,12 +29,18 @@ class ArmOrder:
     """Asks Optuna for the next arm of a grid and tells it what an arm's ring gained.
 
     `measured` maps each arm that the store already holds to its mean log ratio over the default
-    ring, None where it has no usable pair.
+    ring, None where it has no usable pair; `records` are the trials behind that.
     """
 
-    def __init__(self, grid: ArmGrid, measured: Mapping[Arm, float | None]) -> None:
+    def __init__(
+        self,
+        grid: ArmGrid,
+        measured: Mapping[Arm, float | None],
+        records: Sequence[TrialRecord] = (),
+    ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._grid = grid
+        self._proposal = ModelProposal(grid, records) if _asks_model(grid) else None
         self._known = dict(measured)
         self._open = [arm for arm in grid.arms() if arm not in self._known]
         arms = grid.arms()
@@ -40,7 +49,7 @@ class ArmOrder:
             "mode": sorted({arm.mode for arm in arms}),
             "ring_cells": sorted({arm.ring_cells for arm in arms}),
         }
-        self._distributions: dict[str, Any] = {
+        self._distributions: dict[str, BaseDistribution] = {
             name: CategoricalDistribution(choices) for name, choices in self._space.items()
         }
         self._study = optuna.create_study(direction="maximize", sampler=self._sampler())
@@ -65,8 +74,10 @@ class ArmOrder:
         self._asked = None
         return self._open[0]
 
-    def tell(self, arm: Arm, gain: float | None) -> None:
-        """Report the mean log ratio of an arm, None where every pair of it failed."""
+    def tell(self, arm: Arm, gain: float | None, records: Sequence[TrialRecord] = ()) -> None:
+        """Report an arm's mean log ratio, None where every pair of it failed, and its trials."""
+        if self._proposal is not None:
+            self._proposal.add(records)
         self._known[arm] = gain
         self._open.remove(arm)
         if self._asked is None:
@@ -84,7 +95,7 @@ class ArmOrder:
             else:
                 self._study.tell(trial, gain)
 
-    def _stored(self, arm: Arm, gain: float | None) -> optuna.trial.FrozenTrial:
+    def _stored(self, arm: Arm, gain: float | None) -> FrozenTrial:
         return optuna.trial.create_trial(
             params={"tier_cells": arm.tier_cells, "mode": arm.mode, "ring_cells": arm.ring_cells},
             distributions=self._distributions,
@@ -98,4 +109,41 @@ class ArmOrder:
             return GridSampler(self._space, seed=search.seed)
         if search.sampler == "random":
             return RandomSampler(seed=search.seed)
+        if self._proposal is not None:
+            proposal = self._proposal
+            return CostModelSampler(lambda: proposal.next(self._known), self._distributions)
         return TPESampler(seed=search.seed)
+
+
+class CostModelSampler(BaseSampler):
+    """Proposes the arm that `propose` names: the one from which the cost model expects most."""
+
+    def __init__(self, propose: Callable[[], Arm], space: dict[str, BaseDistribution]) -> None:
+        self._propose = propose
+        self._space = space
+
+    def infer_relative_search_space(
+        self, study: optuna.Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """Return the whole space: an arm is proposed as one."""
+        return self._space
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Return the parameters of the proposed arm."""
+        return asdict(self._propose())
+
+    def sample_independent(
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
+    ) -> Any:
+        """Refuse: no parameter of an arm stands alone."""
+        raise AssertionError(f"{param_name} was asked for by itself")
+
+
+def _asks_model(grid: ArmGrid) -> bool:
+    return grid.plan.search.sampler == "cost-model"

@@ -67,7 +67,8 @@ def sweep(
         for arm, of_arm in pairs.items()
         if all(pair.pair_id in done for pair in of_arm)
     }
-    order, before = ArmOrder(grid, finished), frozenset(done)
+    before = frozenset(done)
+    order = ArmOrder(grid, finished, [r for arm in finished for r in of_pairs(records, pairs[arm])])
     while (arm := order.ask()) is not None:
         for pair in pairs[arm]:
             if pair.pair_id in done:
@@ -78,7 +79,7 @@ def sweep(
             records += new
             done.add(pair.pair_id)
             on_pair(_progress(pair, new, every, done, before))
-        order.tell(arm, mean_gain(records, pairs[arm]))
+        order.tell(arm, mean_gain(records, pairs[arm]), of_pairs(records, pairs[arm]))
     return len(done) - len(before)
 
 
@@ -102,13 +103,17 @@ def pair_work(pair: PairSpec) -> int:
 
 def mean_gain(records: Sequence[TrialRecord], pairs: Sequence[PairSpec]) -> float | None:
     """Return the mean log ratio of rounds/s, arm over default, over the usable pairs."""
-    ids = {pair.pair_id for pair in pairs}
     by_pair: dict[str, list[TrialRecord]] = {}
-    for record in records:
-        if record.pair_id in ids:
-            by_pair.setdefault(record.pair_id, []).append(record)
+    for record in of_pairs(records, pairs):
+        by_pair.setdefault(record.pair_id, []).append(record)
     gains = [gain for runs in by_pair.values() if (gain := pair_gain(runs)) is not None]
     return math.fsum(gains) / len(gains) if gains else None
+
+
+def of_pairs(records: Sequence[TrialRecord], pairs: Sequence[PairSpec]) -> list[TrialRecord]:
+    """Return the records that belong to some pairs."""
+    ids = {pair.pair_id for pair in pairs}
+    return [record for record in records if record.pair_id in ids]
 
 
 def pair_gain(runs: Sequence[TrialRecord]) -> float | None:

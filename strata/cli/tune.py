@@ -46,6 +46,12 @@ DbOption = Annotated[
 ModelOption = Annotated[
     str | None, typer.Option(metavar="FOLDER", help="A checkpoint in place of the plan's.")
 ]
+SamplerOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="grid|random|tpe|cost-model", help="An order of the arms in place of the plan's."
+    ),
+]
 DeviceOption = Annotated[str, typer.Option(metavar="auto|cpu|cuda|cuda:N", help="Where to run.")]
 StudyArgument = Annotated[
     str, typer.Argument(metavar="STUDY", help="A study's key, the start of one, or its name.")
@@ -66,6 +72,7 @@ def sweep(
         str | None, typer.Option(metavar="STUDY", help="Print one study's verdicts, and stop.")
     ] = None,
     model: ModelOption = None,
+    sampler: SamplerOption = None,
     device: DeviceOption = "auto",
     out: OutOption = DEFAULT_OUT,
     db: DbOption = None,
@@ -79,6 +86,8 @@ def sweep(
             _print_list(store) if list_ else _print_study(store, show or "")
         return
     chosen = _load_plan(plan, model)
+    if sampler is not None:
+        chosen = chosen.with_sampler(sampler)
     with open_database(path) as store:
         study = _run(chosen, store, device=device, resume=resume, where=str(path), out=out)
         _finish(store, study, out)

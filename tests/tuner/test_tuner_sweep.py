@@ -45,7 +45,7 @@ def with_sampler(grid: ArmGrid, name: str) -> ArmGrid:
     return ArmGrid(grid.plan.model_copy(update={"search": search}), grid.default_ring_cells)
 
 
-@pytest.mark.parametrize("sampler", ["grid", "random", "tpe"])
+@pytest.mark.parametrize("sampler", ["grid", "random", "tpe", "cost-model"])
 def test_every_arm_is_asked_once(grid: ArmGrid, sampler: str) -> None:
     grid = with_sampler(grid, sampler)
     order = ArmOrder(grid, {})
@@ -56,7 +56,7 @@ def test_every_arm_is_asked_once(grid: ArmGrid, sampler: str) -> None:
     assert sorted(asked) == sorted(grid.arms())
 
 
-@pytest.mark.parametrize("sampler", ["grid", "random", "tpe"])
+@pytest.mark.parametrize("sampler", ["grid", "random", "tpe", "cost-model"])
 @pytest.mark.parametrize("done", [1, 5, 9])
 def test_a_rebuilt_order_asks_only_the_rest(grid: ArmGrid, sampler: str, done: int) -> None:
     grid = with_sampler(grid, sampler)
@@ -69,7 +69,7 @@ def test_a_rebuilt_order_asks_only_the_rest(grid: ArmGrid, sampler: str, done: i
     assert sorted(asked + list(known)) == sorted(grid.arms())
 
 
-@pytest.mark.parametrize("sampler", ["grid", "random", "tpe"])
+@pytest.mark.parametrize("sampler", ["grid", "random", "tpe", "cost-model"])
 @pytest.mark.parametrize("stops", [[0], [1], [7, 1, 5]])
 def test_a_stopped_sweep_goes_on_and_repeats_nothing(
     plan: Plan, study: StudyRecord, sampler: str, stops: Sequence[int]
@@ -88,6 +88,21 @@ def test_a_stopped_sweep_goes_on_and_repeats_nothing(
     assert count_pairs(study, store) == (22, 22)
     again = ScriptedRunner()
     assert sweep(study, store, again, FACTS) == 0
+
+
+def test_the_cost_model_asks_the_same_after_a_stop(grid: ArmGrid) -> None:
+    study = create_study(with_sampler(grid, "cost-model"), FACTS, created_at="2026-01-02")
+    whole, store, ran = ScriptedRunner(), MemoryStore(), []
+    for one in (store, undisturbed := MemoryStore()):
+        one.add_study(study)
+    sweep(study, undisturbed, whole, FACTS)
+    for stop in (8, 1, 2):
+        runner = ScriptedRunner(stop_after=stop)
+        with pytest.raises(KeyboardInterrupt):
+            sweep(study, store, runner, FACTS)
+        ran += runner.ran
+    sweep(study, store, last := ScriptedRunner(), FACTS)
+    assert ran + last.ran == whole.ran
 
 
 def test_progress_counts_every_pair(study: StudyRecord) -> None:
