@@ -7,6 +7,7 @@ studies share one database, and a sweep that is started again finds its own.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,6 +70,8 @@ class StudyRecord:
         study = cls(**value)
         if study.study != study_key({name: value[name] for name in IDENTITY}):
             raise StoreError(f"{origin}: its key {study.study!r} does not match its own facts")
+        if hashlib.sha256(str(study.plan).encode()).hexdigest() != study.plan_sha256:
+            raise StoreError(f"{origin}: study {study.study} is damaged, its plan was changed")
         return study
 
     def same_identity(self, other: StudyRecord) -> bool:
@@ -81,8 +84,13 @@ class StudyRecord:
         return ArmGrid(self.read_plan(), self.default_ring_cells)
 
     def read_plan(self) -> Plan:
-        """Return the plan."""
-        return plan_from_json(self.plan)
+        """Return the plan; raise StoreError where this version does not know such a plan."""
+        try:
+            return plan_from_json(self.plan)
+        except (ValueError, TypeError, KeyError) as error:
+            raise StoreError(
+                f"study {self.study} has a plan that this strata cannot read; a newer one may"
+            ) from error
 
 
 def study_key(identity: dict[str, Any]) -> str:

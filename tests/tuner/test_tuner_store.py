@@ -172,6 +172,36 @@ def test_a_damaged_database_is_one_sentence(study: StudyRecord, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("UPDATE store SET version = NULL", "schema version is None"),
+        ("UPDATE store SET version = -1", "schema version is -1"),
+        ("UPDATE studies SET plan = '{}'", "its plan was changed"),
+        ("UPDATE trials SET ledger = '{half'", "a ledger is not JSON"),
+        ("UPDATE trials SET kind = 'banana'", "kind 'banana' is none of"),
+        ("DROP TABLE trials", "not those of a trial database"),
+    ],
+)
+def test_damaged_rows_are_one_sentence(
+    damage: str, message: str, study: StudyRecord, tmp_path: Path
+) -> None:
+    path = tmp_path / "t.duckdb"
+    with DuckStore(path) as store:
+        store.add_study(study)
+        store.add_trials(make_records(all_pairs(study)[0]))
+    with duckdb.connect(str(path)) as db:
+        db.execute(damage)
+    with pytest.raises(StoreError, match=message), DuckStore(path) as store:
+        store.trials(store.study("small").study)
+
+
+def test_a_plan_of_a_newer_version_is_one_sentence(study: StudyRecord) -> None:
+    newer = replace(study, plan=study.plan.replace("holm-t", "oracle"))
+    with pytest.raises(StoreError, match="plan that this strata cannot read"):
+        newer.read_plan()
+
+
+@pytest.mark.parametrize(
     ("storage", "message"), [("v1.2.0", "of something else"), ("latest", "newer DuckDB wrote it")]
 )
 def test_a_database_of_something_else_is_refused(

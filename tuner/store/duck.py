@@ -133,7 +133,10 @@ class DuckStore(TrialStore):
                 rows = self._db.execute("SELECT mark, version FROM store").fetchall()
         if len(rows) != 1 or rows[0][0] != _MARK:
             raise StoreError(f"{self.path} is a database of something else; give --db another path")
-        return int(rows[0][1])
+        version = rows[0][1]
+        if version is None or version < 1:
+            raise StoreError(f"{self.path} is damaged: its schema version is {version}")
+        return int(version)
 
     def _insert(
         self, table: str, columns: Sequence[str], rows: Sequence[dict[str, object]]
@@ -163,8 +166,14 @@ class DuckStore(TrialStore):
             row = dict(zip(columns, values_of_row, strict=True))
             for name in _JSON_COLUMNS:
                 if isinstance(row.get(name), str):
-                    row[name] = json.loads(row[name])
+                    row[name] = self._parse(row[name], name)
             yield row
+
+    def _parse(self, text: str, column: str) -> object:
+        try:
+            return json.loads(text)
+        except ValueError:
+            raise StoreError(f"{self.path} is damaged: a {column} is not JSON") from None
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -202,4 +211,6 @@ def _reason(error: Exception) -> str:
         return "a newer DuckDB wrote it, so strata did not; give --db another path"
     if any(word in lowered for word in ("no space", "file too large", "could not write")):
         return "the disk is full or the file may not grow; free space, then go on with --resume"
+    if "catalog error" in lowered or "binder error" in lowered:
+        return "its tables are not those of a trial database; give --db another path"
     return text.partition(". ")[0][:300]
