@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
 from statistics import quantiles
 from typing import Literal
 
+from strata.config import SamplingParams
 from strata.kv.counters import Counters
+from strata.lm.tokenizer import TextStream, Tokenizer
+from strata.stops import StopMatcher
 
 Stopped = Literal["length", "eos", "stop", "interrupted"]
 
@@ -83,10 +88,57 @@ class Generation:
         """
         gaps: list[float] = []
         last = self.times_s[0] if self.times_s else 0.0
-        for time, round_times in groupby(self.times_s[1:]):
-            together = len(list(round_times))
-            gaps += [(time - last) / together * 1e3] * together
-            last = time
+        for arrived, of_round in groupby(self.times_s[1:]):
+            together = len(list(of_round))
+            gaps += [(arrived - last) / together * 1e3] * together
+            last = arrived
         if len(gaps) < 2:
             return gaps[0] if gaps else None
         return quantiles(gaps, n=100, method="inclusive")[percent - 1]
+
+
+class Collector:
+    """Take the tokens of rounds into a Generation until one of them, or their text, ends it."""
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        tokenizer: Tokenizer,
+        on_text: Callable[[str], None] | None,
+    ) -> None:
+        self.out = Generation()
+        self._max_new = params.max_new
+        self._eos_ids = () if params.ignore_eos else tokenizer.eos_ids
+        self._stream = TextStream(tokenizer)
+        self._matcher = StopMatcher(params.stop)
+        self._on_text = on_text
+
+    @property
+    def room(self) -> int:
+        """Return how many tokens may still come."""
+        return self._max_new - len(self.out.tokens)
+
+    def take(self, tokens: list[int]) -> bool:
+        """Take what one round gave, all of it arriving now; return whether more may come."""
+        now = time.perf_counter()
+        for token in tokens[: self.room]:
+            self.out.tokens.append(token)
+            self.out.times_s.append(now)
+            if token in self._eos_ids:
+                self.out.stopped = "eos"
+                return False
+            self._show(self._matcher.push(self._stream.push([token])))
+            if self._matcher.hit:
+                self.out.stopped = "stop"
+                return False
+        return self.room > 0
+
+    def finish(self) -> None:
+        """Show the text that was held back, now that nothing follows."""
+        if not self._matcher.hit:
+            self._show(self._matcher.push(self._stream.finish()) + self._matcher.finish())
+
+    def _show(self, text: str) -> None:
+        self.out.text += text
+        if self._on_text and text:
+            self._on_text(text)

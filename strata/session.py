@@ -28,11 +28,10 @@ from strata.draft.ring import DrafterRing
 from strata.engine import Engine
 from strata.errors import UsageError
 from strata.experts.cache import ExpertCache, PooledExperts, ResidentExperts
-from strata.generation import Generation
+from strata.generation import Collector, Generation
 from strata.kv.cache import KvCache
 from strata.layout import Demand
 from strata.lm.model import LanguageModel
-from strata.lm.tokenizer import TextStream
 from strata.parked import Parked
 from strata.policy import (
     Fingerprint,
@@ -45,7 +44,6 @@ from strata.policy import (
     resolve_policy,
 )
 from strata.sampling import Sampler
-from strata.stops import StopMatcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,45 +131,23 @@ class Session:
         engine, sampler = self.engine, Sampler(params)
         self._check_room(engine.kv.committed + params.max_new, "prompt and new tokens")
         count = _draft_count(self.drafts, self.model.device)
-        stream = TextStream(self.model.tokenizer)
-        matcher = StopMatcher(params.stop)
-        eos = () if params.ignore_eos else self.model.tokenizer.eos_ids
-        out = Generation()
+        collector = Collector(params, self.model.tokenizer, on_text)
+        out = collector.out
         start = time.perf_counter()
         kv_before, experts_before = engine.kv_counters(), engine.expert_counters()
-
-        def take(tokens: list[int]) -> bool:
-            now = time.perf_counter()
-            for token in tokens[: params.max_new - len(out.tokens)]:
-                out.tokens.append(token)
-                out.times_s.append(now)
-                if token in eos:
-                    out.stopped = "eos"
-                    return False
-                text = matcher.push(stream.push([token]))
-                out.text += text
-                if on_text and text:
-                    on_text(text)
-                if matcher.hit:
-                    out.stopped = "stop"
-                    return False
-            return len(out.tokens) < params.max_new
-
         try:
-            going = take([engine.first_token(sampler)])
+            going = collector.take([engine.first_token(sampler)])
             out.first_token_s = out.times_s[0] - start
             while going:
-                room = params.max_new - len(out.tokens) - 1
-                done = engine.round(sampler, min(count.next(), max(room, 0)), self._min_p)
+                # A round gives one token more than it drafts.
+                drafts = min(count.next(), collector.room - 1)
+                done = engine.round(sampler, drafts, self._min_p)
                 count.learn(done.drafted, done.accepted)
                 out.note_round(done.drafted, done.accepted)
-                going = take(done.tokens)
+                going = collector.take(done.tokens)
         except KeyboardInterrupt:
             out.stopped = "interrupted"
-        rest = "" if matcher.hit else matcher.push(stream.finish()) + matcher.finish()
-        out.text += rest
-        if on_text and rest:
-            on_text(rest)
+        collector.finish()
         out.kv = engine.kv_counters() - kv_before
         out.experts = engine.expert_counters() - experts_before
         return out
@@ -214,20 +190,19 @@ def create_session(
     decision = _decide(model, config, demand, drafts, environ, warnings)
     slots = demand.most_experts(decision.pool_cells)
     arena = Arena(demand.arena_bytes(decision.pool_cells, slots), model.device)
+    kv = KvCache(demand.geometry(decision.pool_cells), config.kv.victims, arena)
+    experts: ExpertCache = (
+        ResidentExperts(model.device_experts())
+        if slots is None
+        else PooledExperts(model.weights.experts, slots, arena)
+    )
     window = demand.window(decision.pool_cells) if demand.drafting else 0
-    with torch.inference_mode(False):
-        kv = KvCache(demand.geometry(decision.pool_cells), config.kv.victims, arena)
-        experts: ExpertCache = (
-            ResidentExperts(model.device_experts())
-            if slots is None
-            else PooledExperts(model.weights.experts, slots, arena)
-        )
-        drafter: Drafter = NullDrafter()
-        if demand.drafting:
-            g = kv.geometry
-            shape = (2, g.kv_heads, g.head_dim)
-            ring = DrafterRing(shape, window, g.pages * g.page_cells, model.dtype, arena)
-            drafter = MtpDrafter(model, ring)
+    drafter: Drafter = NullDrafter()
+    if demand.drafting:
+        g = kv.geometry
+        shape = (2, g.kv_heads, g.head_dim)
+        ring = DrafterRing(shape, window, g.pages * g.page_cells, model.dtype, arena)
+        drafter = MtpDrafter(model, ring)
     engine = _engine_class(model, config, kv, warnings)(model, kv, experts, drafter)
     return Session(engine, arena, decision, warnings, drafts, config.spec.min_p, window)
 
@@ -312,19 +287,7 @@ def _decide(
     default = config.kv.ring_default_cells
     if default is None:
         default = DEFAULT_RING_CELLS[model.device.type]
-    window = config.spec.window_cells
-    fingerprint = Fingerprint(
-        device=device_name(model.device),
-        model_hash=model.model_hash,
-        kv_dtype=str(model.dtype).removeprefix("torch."),
-        page_cells=demand.page_cells,
-        select=str(config.kv.selection),
-        spec=drafts if drafts else 1,  # type: ignore[arg-type]
-        mtp_window="auto" if window is None else window,
-        victims=config.kv.victims,
-        vram_budget_bytes=config.vram_budget_bytes,
-        context="own" if config.max_context_cells is None else config.max_context_cells,
-    )
+    fingerprint = _fingerprint(model, config, drafts)
     mode: Mode = "on" if drafts else "off"
     resolved = resolve_policy(
         policy=config.policy,
@@ -352,6 +315,22 @@ def _decide(
     )
     warnings += [*resolved.warnings, *decision.warnings]
     return decision
+
+
+def _fingerprint(model: LanguageModel, config: SessionConfig, drafts: int | str) -> Fingerprint:
+    window = config.spec.window_cells
+    return Fingerprint(
+        device=device_name(model.device),
+        model_hash=model.model_hash,
+        kv_dtype=str(model.dtype).removeprefix("torch."),
+        page_cells=config.kv.page_cells,
+        select=str(config.kv.selection),
+        spec=drafts if drafts else 1,  # type: ignore[arg-type]
+        mtp_window="auto" if window is None else window,
+        victims=config.kv.victims,
+        vram_budget_bytes=config.vram_budget_bytes,
+        context="own" if config.max_context_cells is None else config.max_context_cells,
+    )
 
 
 def _draft_count(drafts: int | str, device: torch.device) -> DraftCount:
