@@ -89,6 +89,7 @@ class Engine:
         if self._prompt_hidden is None or self._last is not None:
             raise RuntimeError("park follows prefill or rewind")
         return Parked(
+            model_hash=self.model.model_hash,
             cells=self.kv.prompt_cells(),
             queries=self._prompt_queries,
             hidden=self._prompt_hidden.cpu(),

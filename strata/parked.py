@@ -13,9 +13,10 @@ class Parked:
 
     Shapes: L layers, n prompt cells, K K/V heads, Q query heads, D head dimension, H hidden, r the
     last prompt rows. Ring, page size, selection, window and budget leave no trace in it, so that
-    it can be restored into a session that has others.
+    it can be restored into a session that has others, of the same model in the same type.
     """
 
+    model_hash: str
     cells: torch.Tensor  # [L, n, 2, K, D]
     queries: torch.Tensor  # [L, r, Q, D], what the last rows asked for; they seed the ring
     hidden: torch.Tensor  # [1, H], behind the last row

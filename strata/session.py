@@ -114,6 +114,12 @@ class Session:
 
     def restore(self, parked: Parked) -> None:
         """Start from `parked` instead of a prompt; raise UsageError where it does not fit."""
+        model, dtype = self.model, parked.cells.dtype
+        if (parked.model_hash, dtype) != (model.model_hash, model.dtype):
+            raise UsageError(
+                f"the prompt was parked by model {parked.model_hash[:12]} in {dtype}, and this "
+                f"session runs {model.model_hash[:12]} in {model.dtype}; prefill it here"
+            )
         self._check_room(parked.prompt_cells, "a parked prompt")
         if isinstance(self.engine.drafter, MtpDrafter) and parked.drafter_cells is None:
             raise UsageError("the parked session did not draft, and this one does")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -96,6 +97,8 @@ def test_what_cannot_be_restored_is_refused(tiny: LanguageModel, text: list[int]
         open_session(tiny, 100, drafts=1).restore(parked)
     with pytest.raises(UsageError, match="exceed"):
         open_session(tiny, 30).restore(parked)
+    with pytest.raises(UsageError, match="parked by model 0000"):
+        open_session(tiny, 100).restore(replace(parked, model_hash="0" * 64))
     plain.generate(PARAMS)
     with pytest.raises(RuntimeError, match="follows prefill or rewind"):
         plain.park()
