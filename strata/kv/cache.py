@@ -161,7 +161,9 @@ class KvCache:
         self.transfer.write_host(layer, cells.reshape(-1, g.head_dim), rows)
         if self.bounds is not None:
             if layer == 0:
-                for page in range(pages_of(self.committed, g.page_cells), int(pages[-1]) + 1):
+                born = pages_of(self.committed, g.page_cells)
+                end = pages_of(self.committed + len(cells), g.page_cells)
+                for page in range(born, end):
                     self.reset_bounds(page)
             update_bounds(self.bounds[layer], pages, cells[:, 0])
 
