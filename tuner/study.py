@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,8 +119,3 @@ def create_study(grid: ArmGrid, facts: EngineFacts, *, created_at: str) -> Study
         created_at=created_at,
         **identity,
     )
-
-
-def dump_environment(study: StudyRecord) -> str:
-    """Return the recorded environment as JSON text."""
-    return json.dumps(study.environment, sort_keys=True)
