@@ -11,7 +11,7 @@ import typer
 from strata.cli import session_options as opt
 from strata.cli.console import EXIT_INTERRUPTED, err, fail_cleanly, note, warn
 from strata.cli.json_file import check_json_target, write_json
-from strata.config import DEFAULT_MAX_NEW, PAGE_CELLS, SamplingParams
+from strata.config import PAGE_CELLS, SamplingParams
 from strata.errors import UsageError
 from strata.openmp import calm
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 EPILOG = "Example: strata generate --passage 4096:3 --kv-resident 1024 --max-new 64 --json run.json"
 _SAMPLING = "Sampling"
+_DEFAULT = SamplingParams()
 
 
 @fail_cleanly()
@@ -40,18 +41,26 @@ def generate(
     threads: Annotated[
         int | None, typer.Option(help="CPU threads that decode; unset is 1. Prompts take all.")
     ] = None,
-    max_new: Annotated[int, typer.Option(help="New tokens at most.")] = DEFAULT_MAX_NEW,
+    max_new: Annotated[int, typer.Option(help="New tokens at most.")] = _DEFAULT.max_new,
     json_file: Annotated[
         str | None,
         typer.Option("--json", metavar="FILE", help="Write one JSON object; '-' is stdout."),
     ] = None,
     temperature: Annotated[
         float, typer.Option(help="0 is greedy.", rich_help_panel=_SAMPLING)
-    ] = 0.0,
-    top_k: Annotated[int, typer.Option(help="0 keeps all.", rich_help_panel=_SAMPLING)] = 0,
-    top_p: Annotated[float, typer.Option(help="1 keeps all.", rich_help_panel=_SAMPLING)] = 1.0,
-    min_p: Annotated[float, typer.Option(help="0 keeps all.", rich_help_panel=_SAMPLING)] = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of the noise.", rich_help_panel=_SAMPLING)] = 0,
+    ] = _DEFAULT.temperature,
+    top_k: Annotated[
+        int, typer.Option(help="0 keeps all.", rich_help_panel=_SAMPLING)
+    ] = _DEFAULT.top_k,
+    top_p: Annotated[
+        float, typer.Option(help="1 keeps all.", rich_help_panel=_SAMPLING)
+    ] = _DEFAULT.top_p,
+    min_p: Annotated[
+        float, typer.Option(help="0 keeps all.", rich_help_panel=_SAMPLING)
+    ] = _DEFAULT.min_p,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the noise.", rich_help_panel=_SAMPLING)
+    ] = _DEFAULT.seed,
     stop: Annotated[
         list[str] | None,
         typer.Option(help="End before this text; may be repeated.", rich_help_panel=_SAMPLING),
@@ -63,16 +72,16 @@ def generate(
     kv_ring_default: opt.KvRingDefault = None,
     kv_ring_policy: opt.KvRingPolicy = None,
     kv_ring_table: opt.KvRingTable = None,
-    kv_evict: opt.KvEvict = "clock",
-    kv_select: opt.KvSelect = "0",
+    kv_evict: opt.KvEvict = opt.DEFAULT_EVICT,
+    kv_select: opt.KvSelect = opt.DEFAULT_SELECT,
     kv_page: opt.KvPage = PAGE_CELLS,
     vram_budget: opt.VramBudget = None,
     max_context: opt.MaxContext = None,
     no_graphs: opt.NoGraphs = False,
     spec: opt.Spec = None,
     no_mtp: opt.NoMtp = False,
-    spec_min_p: opt.SpecMinP = 0.0,
-    mtp_window: opt.MtpWindow = "auto",
+    spec_min_p: opt.SpecMinP = opt.DEFAULT_MIN_P,
+    mtp_window: opt.MtpWindow = opt.AUTO,
 ) -> None:
     """Continue a prompt: text to stdout, everything else to stderr."""
     config = opt.session_config(

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from strata.config import (
+    DEFAULT_RING_CELLS,
     MAX_DRAFTS,
     PAGE_CELLS,
     KvConfig,
@@ -21,6 +22,11 @@ from strata.units import parse_bytes, parse_cells
 
 _RING, _DRAFTER = "K/V ring", "Drafter"
 
+AUTO = "auto"
+DEFAULT_EVICT = KvConfig().victims
+DEFAULT_SELECT = str(KvConfig().selection)
+DEFAULT_MIN_P = SpecConfig().min_p
+
 KvResident = Annotated[
     str | None,
     typer.Option(
@@ -33,7 +39,7 @@ KvRingDefault = Annotated[
     str | None,
     typer.Option(
         metavar="CELLS",
-        help="The default ring: 32768 on a GPU, 1024 on a CPU.",
+        help="The default ring: {cuda} on a GPU, {cpu} on a CPU.".format(**DEFAULT_RING_CELLS),
         rich_help_panel=_RING,
     ),
 ]
@@ -120,16 +126,16 @@ def session_config(
     kv_ring_default: str | None = None,
     kv_ring_policy: str | None = None,
     kv_ring_table: str | None = None,
-    kv_evict: Victims = "clock",
-    kv_select: str = "0",
+    kv_evict: Victims = DEFAULT_EVICT,
+    kv_select: str = DEFAULT_SELECT,
     kv_page: int = PAGE_CELLS,
     vram_budget: str | None = None,
     max_context: str | None = None,
     no_graphs: bool = False,
     spec: str | None = None,
     no_mtp: bool = False,
-    spec_min_p: float = 0.0,
-    mtp_window: str = "auto",
+    spec_min_p: float = DEFAULT_MIN_P,
+    mtp_window: str = AUTO,
 ) -> SessionConfig:
     """Return the configuration that the switches spell; raise UsageError for a bad spelling."""
     return SessionConfig(
@@ -143,7 +149,7 @@ def session_config(
         spec=SpecConfig(
             drafts=_drafts(spec, no_mtp=no_mtp),
             min_p=spec_min_p,
-            window_cells=None if mtp_window == "auto" else _cells("--mtp-window", mtp_window),
+            window_cells=None if mtp_window == AUTO else _cells("--mtp-window", mtp_window),
         ),
         policy=kv_ring_policy,
         table=kv_ring_table,
