@@ -253,8 +253,9 @@ def load_plan(name: str) -> Plan:
 
 def _explain(error: ValidationError, text: str) -> str:
     """Return one sentence for the first thing that is wrong with a plan."""
-    found = error.errors(include_url=False)  # a misspelt key says more than the one it leaves out
-    first = min(found, key=lambda one: one["type"] != "extra_forbidden")
+    # A misspelt key says more than the one it leaves out, and of a union the branch that got far.
+    found = error.errors(include_url=False)
+    first = min(found, key=lambda one: (one["type"] != "extra_forbidden", -len(one["loc"])))
     path = [str(part) for part in first["loc"] if not str(part).startswith(_TYPES)]
     if first["type"] == "extra_forbidden":
         known = ", ".join(sorted(_fields(path[:-1])))

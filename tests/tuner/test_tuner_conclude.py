@@ -8,17 +8,18 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from tuner_samples import FACTS, all_pairs, make_records
+from tuner_samples import FACTS, SMALL_PLAN, all_pairs, make_records
 
 from strata.errors import StoreError
 from strata.policy.table import PolicyTable
 from strata.policy.table_file import load_table, save_table
-from strata.tuner.arms import PairSpec
+from strata.tuner.arms import ArmGrid, PairSpec
 from strata.tuner.conclude import conclude, judged, usage_line
+from strata.tuner.plan import parse_plan
 from strata.tuner.report import summarise
 from strata.tuner.store import MemoryStore, TrialStore
 from strata.tuner.store.duck import DuckStore
-from strata.tuner.study import StudyRecord
+from strata.tuner.study import StudyRecord, create_study
 
 GAINS = {32: 0.8, 64: 1.0, 128: 1.3}
 
@@ -150,4 +151,10 @@ def test_the_summary_gives_the_gain_that_was_planted(study: StudyRecord) -> None
 def test_the_usage_line_names_what_the_fingerprint_needs(study: StudyRecord) -> None:
     line = usage_line(study, "t.json")
     assert line.startswith("strata generate --kv-ring-policy learned --kv-ring-table t.json")
-    assert "--spec 1 --mtp-window 64" in line
+    assert "--spec 1 --kv-ring-default 64 --mtp-window 64" in line
+
+
+def test_the_usage_line_of_a_sweep_without_the_drafter_turns_it_off() -> None:
+    plan = parse_plan(SMALL_PLAN.replace("rings =", "modes = ['off']\nrings ="), origin="small")
+    study = create_study(ArmGrid(plan, 64), FACTS, created_at="2026-01-02T03:04:05+00:00")
+    assert "--spec 0 " in usage_line(study, "t.json")

@@ -69,6 +69,7 @@ def test_the_hash_is_of_the_meaning() -> None:
         ('name = "x"\n[grid]\ntiers = [64, 32]', "must rise"),
         ('name = "x"\n[grid]\ntiers = [32]\nrings = [33]', "ring 33 is not a whole number"),
         ('name = "x"\n[grid]\ntiers = [32]\nrings = [16]', "below the minimum of 32 cells"),
+        ('name = "x"\n[grid]\ntiers = [32]\nrings = [-32]', r"rings.0 \(line 4\).*greater than 0"),
         ('name = "x"\n[grid]\ntiers = [32]\nrings = {64 = [32]}', "exactly the plan's tiers"),
         ('name = "x"\n[grid]\ntiers = [32]\nmodes = ["maybe"]', "'off' or 'on'"),
         ('name = "x"\n[grid]\ntiers = [32]\n[passages]\nfresh = [0]\nsearch = [0]', "once"),
