@@ -25,9 +25,10 @@ from strata.models.physics import Floats
 ARM_COLUMNS = (*ASKED, "tier_cells", "default_ring_cells", "gain")
 """What is known of an arm: what a session would be asked, and its mean log ratio once measured."""
 
-PRIOR_LOG_SD = 0.04
-"""How wrong the model is before anything says so: on published H200 decode figures physics-shaped
-models miss a left-out depth by some 4 %. It counts as PRIOR_WEIGHT measured arms."""
+PRIOR_LOG_SD = 0.02
+"""How wrong a predicted gain is before anything says so: half of the 4 % by which physics-shaped
+models miss a round's time at a left-out depth (published H200 decode figures), because two rings at
+one depth share most of that. It counts as PRIOR_WEIGHT measured arms."""
 PRIOR_WEIGHT = 4.0
 NOISE_LOG_SD = 0.005
 """The noise of an arm's mean gain: windows of 0.8 s on an H200 differ by 0.47 %."""

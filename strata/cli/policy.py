@@ -17,7 +17,7 @@ from strata.cli.policy_view import (
     table_entries,
     table_facts,
 )
-from strata.cli.tune import DATABASE_NAME, DEFAULT_OUT
+from strata.cli.tune_options import DATABASE_NAME, DEFAULT_OUT
 from strata.config import DEFAULT_MAX_NEW, PAGE_CELLS, Victims
 from strata.errors import TableError, UsageError
 from strata.policy import load_table, parse_resident, save_table, user_folder

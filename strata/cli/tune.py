@@ -8,15 +8,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from strata.cli import tune_study
 from strata.cli.console import EXIT_INTERRUPTED, fail_cleanly, needs_extra, note, say, show_table
+from strata.cli.tune_options import (
+    DATABASE_NAME,
+    DEFAULT_OUT,
+    DbOption,
+    DeviceOption,
+    ModelOption,
+    OutOption,
+    PlanArgument,
+    SamplerOption,
+    StudyArgument,
+)
 
 if TYPE_CHECKING:
     from strata.tuner.plan import Plan
     from strata.tuner.store import TrialStore
     from strata.tuner.study import StudyRecord
-
-DEFAULT_OUT = Path("runs")
-DATABASE_NAME = "strata.duckdb"
 
 
 class _SweepByDefault(TyperGroup):
@@ -36,26 +45,7 @@ app = typer.Typer(
     "Without a command it is `sweep`: `strata tune [PLAN] [--resume]`.",
 )
 
-PlanArgument = Annotated[
-    str, typer.Argument(metavar="PLAN", help="A built-in plan (quick) or a TOML file.")
-]
-OutOption = Annotated[Path, typer.Option(help="Folder for the database, tables and reports.")]
-DbOption = Annotated[
-    Path | None, typer.Option(help="The trial database; default: strata.duckdb in --out.")
-]
-ModelOption = Annotated[
-    str | None, typer.Option(metavar="FOLDER", help="A checkpoint in place of the plan's.")
-]
-SamplerOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="grid|random|tpe|cost-model", help="An order of the arms in place of the plan's."
-    ),
-]
-DeviceOption = Annotated[str, typer.Option(metavar="auto|cpu|cuda|cuda:N", help="Where to run.")]
-StudyArgument = Annotated[
-    str, typer.Argument(metavar="STUDY", help="A study's key, the start of one, or its name.")
-]
+app.command("replay")(tune_study.replay)
 
 
 @app.command()
