@@ -59,10 +59,14 @@ class Engine:
 
     @torch.inference_mode()
     def prefill(self, ids: list[int], on_progress: Callable[[int], None] | None = None) -> None:
-        """Commit the cells of prompt `ids`, seed the ring, and be ready for `first_token`."""
-        model, kv = self.model, self.kv
-        assert kv.committed == 0, "prefill starts an empty session"
-        assert ids, "prefill needs a prompt"
+        """Commit the cells of prompt `ids`, seed the ring, and be ready for `first_token`.
+
+        Raises RuntimeError where the session is not empty, or the prompt is.
+        """
+        model = self.model
+        self._refuse_cells("prefill")
+        if not ids:
+            raise RuntimeError("prefill needs at least one token")
         chunk = PROMPT_CHUNK[model.device.type]
         tokens = torch.tensor(ids, device=model.device)
         queries: list[torch.Tensor] = [torch.empty(0)] * model.config.layers
@@ -75,6 +79,12 @@ class Engine:
                 on_progress(len(part))
         # Clones: a view would keep the whole chunk.
         self._start(torch.stack(queries), hidden[-1:].clone(), len(ids))
+
+    def _refuse_cells(self, what: str) -> None:
+        if self.kv.committed:
+            raise RuntimeError(
+                f"{what} starts an empty session, and this one holds {self.kv.committed} cells"
+            )
 
     def _start(self, queries: torch.Tensor, hidden: torch.Tensor, cells: int) -> None:
         self.kv.note_prompt_end(queries)
@@ -100,10 +110,10 @@ class Engine:
     def restore(self, parked: Parked) -> None:
         """Start an empty session from `parked` instead of a prompt.
 
-        Raises RuntimeError where this session drafts and the parked one did not.
+        Raises RuntimeError where it is not empty, or drafts and the parked one did not.
         """
         device = self.model.device
-        assert self.kv.committed == 0, "restore starts an empty session"
+        self._refuse_cells("restore")
         chunk = PROMPT_CHUNK[device.type]
         for start in range(0, parked.prompt_cells, chunk):
             part = parked.cells[:, start : start + chunk].to(device)
@@ -152,7 +162,12 @@ class Engine:
 
     @torch.inference_mode()
     def rewind(self) -> None:
-        """Go back to the state right behind the prompt: cells, ring, drafter."""
+        """Go back to the state right behind the prompt: cells, ring, drafter.
+
+        Raises RuntimeError where there was no prompt.
+        """
+        if self._prompt_hidden is None:
+            raise RuntimeError("rewind follows prefill or restore")
         self.kv.truncate(self._prompt_cells)
         self.drafter.truncate(self._prompt_cells)
         self._last = None

@@ -99,6 +99,13 @@ def test_what_cannot_be_restored_is_refused(tiny: LanguageModel, text: list[int]
         open_session(tiny, 30).restore(parked)
     with pytest.raises(UsageError, match="parked by model 0000"):
         open_session(tiny, 100).restore(replace(parked, model_hash="0" * 64))
+    for start in (lambda: plain.restore(parked), lambda: plain.prefill(text[:10])):
+        with pytest.raises(RuntimeError, match="this one holds 100 cells"):
+            start()
+    with pytest.raises(RuntimeError, match="rewind follows"):
+        open_session(tiny, 100).rewind()
+    with pytest.raises(RuntimeError, match="at least one token"):
+        open_session(tiny, 100).prefill([])
     plain.generate(PARAMS)
     with pytest.raises(RuntimeError, match="follows prefill or rewind"):
         plain.park()
