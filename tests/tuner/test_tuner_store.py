@@ -313,6 +313,39 @@ def test_a_full_disk_loses_nothing_that_was_stored(study: StudyRecord, tmp_path:
         assert make_records(pairs[0])[0].trial_id in store.trial_ids(study.study)
 
 
+FULL_FROM_THE_START = """
+import resource, sys
+from pathlib import Path
+from strata.errors import StoreError
+from strata.tuner.store import JsonlStore
+from strata.tuner.store.duck import DuckStore
+from strata.tuner.study import StudyRecord
+import json
+study = StudyRecord.from_json(json.load(open(sys.argv[2])))
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+for kind, name in ((DuckStore, "t.duckdb"), (JsonlStore, "t.jsonl")):
+    try:
+        with kind(Path(sys.argv[1]) / name) as store:
+            store.add_study(study)
+    except StoreError as error:
+        print(error)
+"""
+
+
+def test_a_store_that_met_a_full_disk_can_be_made_later(study: StudyRecord, tmp_path: Path) -> None:
+    (tmp_path / "study").write_text(json.dumps(study.to_json()))
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_FROM_THE_START, str(tmp_path), str(tmp_path / "study")],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.stderr == ""
+    assert "the disk is full" in done.stdout
+    assert "t.jsonl cannot be written: File too large" in done.stdout
+    for store in (DuckStore(tmp_path / "t.duckdb"), JsonlStore(tmp_path / "t.jsonl")):
+        with store:
+            store.add_study(study)
+
+
 def test_jsonl_goes_home_and_twice_is_once(study: StudyRecord, tmp_path: Path) -> None:
     away = MemoryStore()
     away.add_study(study)

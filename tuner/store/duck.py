@@ -35,16 +35,15 @@ class DuckStore(TrialStore):
         if must_exist and not path.is_file():
             raise StoreError(f"no trial database at {path}; `strata tune` makes one")
         self._refuse_foreign()
-        with self._reported("cannot be opened"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = duckdb.connect(":memory:")
-            where = str(path).replace("'", "''")
-            self._db.execute(f"ATTACH '{where}' AS db (STORAGE_VERSION '{STORAGE_VERSION}')")
-            self._db.execute("USE db")
+        is_new = not path.exists()
+        self._db = duckdb.connect(":memory:")
         try:
+            self._attach()
             self._migrate()
         except BaseException:
             self.close()
+            if is_new and path.is_file() and not path.stat().st_size:
+                path.unlink()  # what a full disk left; no later run could open it
             raise
 
     def add_study(self, study: StudyRecord) -> None:
@@ -88,6 +87,13 @@ class DuckStore(TrialStore):
     def close(self) -> None:
         """Let go of the file; safe to call twice."""
         self._db.close()
+
+    def _attach(self) -> None:
+        where = str(self.path).replace("'", "''")
+        with self._reported("cannot be opened"):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._db.execute(f"ATTACH '{where}' AS db (STORAGE_VERSION '{STORAGE_VERSION}')")
+            self._db.execute("USE db")
 
     def _refuse_foreign(self) -> None:
         """Refuse a file that is no DuckDB database before DuckDB touches it."""

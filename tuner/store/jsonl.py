@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from strata.errors import StoreError
@@ -50,8 +51,9 @@ class JsonlStore(MemoryStore):
         self._append([record.to_line() for record in records])
 
     def close(self) -> None:
-        """Let go of the file."""
-        self._file.close()
+        """Let go of the file; what could not be written was reported by the write."""
+        with suppress(OSError):
+            self._file.close()
 
     def _append(self, lines: Sequence[str]) -> None:
         try:
