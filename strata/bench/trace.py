@@ -40,8 +40,8 @@ class _Recorder(Residency):
     """A residency that notes what it is asked for."""
 
     def __init__(self, inner: Residency, trace: Trace) -> None:
-        self.__dict__ = inner.__dict__
-        self._inner, self._trace = inner, trace
+        vars(self).update(vars(inner))
+        self._trace = trace
 
     def resolve(
         self, layer: int, pages: torch.Tensor, *, keep_from: int | None = None
@@ -49,7 +49,7 @@ class _Recorder(Residency):
         """Note the call and pass it on."""
         assert keep_from is not None
         self._trace.resolves[layer].append(Resolve(pages.cpu(), keep_from))
-        return self._inner.resolve(layer, pages, keep_from=keep_from)
+        return super().resolve(layer, pages, keep_from=keep_from)
 
 
 def record(
