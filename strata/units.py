@@ -10,6 +10,8 @@ _SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kmgt]?)(i?)b?\s*", re.IGNO
 _CELLS = re.compile(r"\s*(-?\d{1,18})\s*([km]?)\s*", re.IGNORECASE)
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
+MAX_CELLS = 1 << 30
+
 
 def parse_bytes(text: str, *, name: str) -> int:
     """Return the bytes that `text` names: ``40MiB``, ``1.5G`` (binary), ``500MB`` (decimal).
@@ -42,11 +44,13 @@ def parse_cells(text: str, *, name: str) -> int:
     return number
 
 
-MAX_CELLS = 1 << 30
+def format_cells(count: int) -> str:
+    """Return `count` cells as `parse_cells` reads them: 512, or 4K where it is whole."""
+    return str(count) if count % 1024 else f"{count // 1024}K"
 
 
 def format_bytes(count: int) -> str:
-    """Return `count` bytes in the largest binary unit that keeps three digits."""
+    """Return `count` bytes in the largest binary unit that they fill, GiB at most."""
     value = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(value) < 1024 or unit == "GiB":

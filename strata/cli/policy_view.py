@@ -11,6 +11,7 @@ from rich.text import Text
 from strata.policy import PolicyTable
 from strata.policy.explain import Explanation
 from strata.policy.fingerprint import FIELDS
+from strata.units import format_cells
 
 if TYPE_CHECKING:
     from strata.models.backtest import Backtest
@@ -86,7 +87,7 @@ def backtest_table(result: Backtest) -> Table:
     for item in result.results:
         first: tuple[str, str, str] = (
             item.row.id,
-            _cells_label(item.row.tier_cells),
+            format_cells(item.row.tier_cells),
             item.row.mode,
         )
         for policy, outcome in item.outcomes.items():
@@ -116,10 +117,6 @@ def backtest_notes(result: Backtest) -> list[str]:
         for item in fit.estimates
     ]
     return lines
-
-
-def _cells_label(cells: int) -> str:
-    return str(cells) if cells % 1_024 else f"{cells // 1_024}K"
 
 
 def _plain(value: object) -> str:

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from strata.cli.console import err, note
+from strata.units import format_cells
 
 if TYPE_CHECKING:
     from strata.tuner import sweep
@@ -149,7 +150,7 @@ def measured_table(summary: dict[str, Any]) -> Table:
         place = (cell["tier_cells"], cell["mode"])
         if last is not None and place != last:
             grid.add_section()
-        first = ("", "") if place == last else (cells_label(place[0]), place[1])
+        first = ("", "") if place == last else (format_cells(place[0]), place[1])
         last = place
         grid.add_row(
             *first,
@@ -177,11 +178,6 @@ def model_lines(summary: dict[str, Any]) -> list[str]:
         figures = ", ".join(f"{one['method']} {one['mean_abs_error']:.1%}" for one in errors)
         lines.append(f"error of a round's time with one {left_out} left out: {figures}")
     return lines
-
-
-def cells_label(cells: int) -> str:
-    """Return a tier's name as people write it."""
-    return str(cells) if cells % 1_024 else f"{cells // 1_024}K"
 
 
 def _number(spread: dict[str, Any] | None, form: str) -> str:

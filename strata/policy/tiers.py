@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from strata.units import format_cells
+
 TIER_SLACK_CELLS = 1_024
 """How far a tier reaches past its name: a 128K prompt with its answer still belongs to 128K.
 
@@ -26,8 +28,7 @@ class Tier:
         return self.lower_cells < need_cells <= self.upper_cells
 
     def __str__(self) -> str:
-        name = self.name_cells
-        return str(name) if name % 1_024 else f"{name // 1_024}K"
+        return format_cells(self.name_cells)
 
 
 def make_tiers(names_cells: Iterable[int]) -> tuple[Tier, ...]:

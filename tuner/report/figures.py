@@ -6,6 +6,8 @@ import io
 import math
 from typing import TYPE_CHECKING, Any
 
+from strata.units import format_cells
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -78,7 +80,7 @@ def by_ring(summary: Json, measure: str, unit: str) -> str:
             panel.margins(y=0.15)
             panel.set_ylim(bottom=0)
             if row == 0:
-                panel.set_title(f"{label(tier)} prompt", loc="left")
+                panel.set_title(f"{format_cells(tier)} prompt", loc="left")
             if column == 0:
                 panel.set_ylabel(f"drafter {mode}\n{unit}")
             if row == len(modes) - 1:
@@ -138,11 +140,13 @@ def choice(summary: Json) -> str:
                 label="in the table",
             )  # fmt: skip
         panel.set_title(f"drafter {mode}", loc="left")
-        panel.set_xticks(range(len(tiers)), [label(tier) for tier in tiers])
+        panel.set_xticks(range(len(tiers)), [format_cells(tier) for tier in tiers])
         panel.set_xlim(-0.6, len(tiers) - 0.4)
         panel.set_xlabel("prompt (cells)")
     every = sorted({cell["ring_cells"] for cell in summary["cells"]})
-    panels[0][0].set_yticks([math.log2(ring) for ring in every], [label(ring) for ring in every])
+    panels[0][0].set_yticks(
+        [math.log2(ring) for ring in every], [format_cells(ring) for ring in every]
+    )
     panels[0][0].set_ylabel("ring (cells)")
     panels[0][0].margins(y=0.12)
     handles = dict(zip(*reversed(panels[0][0].get_legend_handles_labels()), strict=True))
@@ -165,7 +169,7 @@ def tokens_per_round(summary: Json) -> str:
                 _spread(panel, x, mine["tokens_per_round"], COLOURS[mode], hollow=False)
     for mode in modes:
         panel.plot([], [], "o", color=COLOURS[mode], label=f"drafter {mode}")
-    panel.set_xticks(range(len(tiers)), [label(tier) for tier in tiers])
+    panel.set_xticks(range(len(tiers)), [format_cells(tier) for tier in tiers])
     panel.set_xlim(-0.6, len(tiers) - 0.4)
     panel.set_ylim(bottom=0)
     panel.set_xlabel("prompt (cells)")
@@ -186,16 +190,16 @@ def hits(summary: Json) -> str:
             [math.log2(c["pool_cells"]) for c in cells],
             [100 * c["hit_ratio"] for c in cells],
             "o-", color=COLOURS[mode], alpha=0.3 + 0.7 * (shade + 1) / len(tiers),
-            ms=5, lw=1.6, label=f"{label(tier)} prompt",
+            ms=5, lw=1.6, label=f"{format_cells(tier)} prompt",
         )  # fmt: skip
         if cells:
             last = cells[-1]
             panel.annotate(
-                label(tier), (math.log2(last["pool_cells"]), 100 * last["hit_ratio"]),
+                format_cells(tier), (math.log2(last["pool_cells"]), 100 * last["hit_ratio"]),
                 xytext=(4, 4), textcoords="offset points", color=INK,
             )  # fmt: skip
     pools = sorted({c["ring_cells"] for c in summary["cells"]})
-    panel.set_xticks([math.log2(pool) for pool in pools], [label(pool) for pool in pools])
+    panel.set_xticks([math.log2(pool) for pool in pools], [format_cells(pool) for pool in pools])
     panel.set_ylim(0, 108)
     panel.set_xlabel(f"pool (cells, log scale; drafter {mode})")
     panel.set_ylabel("pages found resident, %")
@@ -227,11 +231,6 @@ def ledger(summary: Json) -> str:
         panel.barh(0, 0, color=colour, label=name.replace("_", " "))
     figure.legend(loc="outside upper left", ncols=max(1, len(names)), frameon=False)
     return _svg(figure)
-
-
-def label(cells: int) -> str:
-    """Return cells as people write them: 512, 4K."""
-    return f"{cells}" if cells % 1024 else f"{cells // 1024}K"
 
 
 def _axes_of(summary: Json) -> tuple[list[int], list[str]]:
@@ -277,13 +276,16 @@ def _spread(panel: Axes, x: float, spread: Json | None, colour: str, *, hollow: 
 
 
 def _ring_axis(panel: Axes, cells: list[Json]) -> None:
-    names = [label(c["ring_cells"]) + ("\ndefault" if c["is_default"] else "") for c in cells]
+    names = [
+        format_cells(c["ring_cells"]) + ("\ndefault" if c["is_default"] else "") for c in cells
+    ]
     panel.set_xticks(range(len(cells)), names)
     panel.set_xlim(-0.6, len(cells) - 0.4)
 
 
 def _row_name(cell: Json) -> str:
-    name = f"{label(cell['tier_cells'])}  {cell['mode']:>3}  ring {label(cell['ring_cells'])}"
+    tier, ring = (format_cells(cell[name]) for name in ("tier_cells", "ring_cells"))
+    name = f"{tier}  {cell['mode']:>3}  ring {ring}"
     return name + (" (default)" if cell["is_default"] else "")
 
 

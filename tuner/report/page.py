@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from strata.errors import StoreError
-from strata.tuner.report.figures import draw_all, label
-from strata.units import format_bytes
+from strata.files import write_whole
+from strata.tuner.report.figures import draw_all
+from strata.units import format_bytes, format_cells
 
 TEMPLATE = Path(__file__).parent.parent.parent / "data" / "templates" / "tune-report.html.j2"
 
@@ -26,13 +26,10 @@ VERDICT_WORDS = {
 def write_report(summary: dict[str, Any], path: Path) -> None:
     """Write the page beside `path` and rename it there; raise StoreError where that fails."""
     text = render(summary)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        write_whole(path, text.encode())
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise StoreError(f"report {path} cannot be written: {error.strerror}") from None
 
 
@@ -44,7 +41,7 @@ def render(summary: dict[str, Any]) -> str:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     environment.filters |= {
-        "cells": label,
+        "cells": format_cells,
         "percent": _percent,
         "number": _number,
         "bytes": format_bytes,
