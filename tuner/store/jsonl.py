@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from strata.errors import StoreError
+from strata.files import write_whole
 from strata.tuner.arms import ORDER
 from strata.tuner.record import TrialRecord
 from strata.tuner.store.base import TrialStore
@@ -69,13 +70,10 @@ def export_jsonl(store: TrialStore, study: str, path: Path) -> int:
     record = store.study(study)
     trials = store.trials(record.study)
     lines = [_study_line(record), *(trial.to_line() for trial in trials)]
-    partial = path.with_name(path.name + ".partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-        partial.replace(path)
+        write_whole(path, "".join(line + "\n" for line in lines).encode())
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise StoreError(f"{path} cannot be written: {error.strerror}") from None
     return len(trials)
 
