@@ -215,8 +215,9 @@ class Engine:
         )
 
     def check_integrity(self) -> None:
-        """Assert what must hold of residency between rounds."""
+        """Assert what must hold of residency between rounds, of pages and of experts."""
         self.kv.residency.check_integrity()
+        self.experts.check_integrity()
 
     def kv_counters(self) -> Counters:
         """Return the K/V lookups of all layers so far."""

@@ -165,6 +165,7 @@ class CapturedEngine(Engine):
     def check_integrity(self) -> None:
         """Assert what must hold of residency between rounds, as the device knows it."""
         self._pages.sync()
+        self._phase_experts.sync()
         super().check_integrity()
 
     def kv_counters(self) -> Counters:

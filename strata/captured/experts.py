@@ -12,6 +12,7 @@ from strata.experts.cache import ExpertCache, PooledExperts, ResidentExperts
 from strata.kernels.experts import slot_product
 from strata.kernels.gather import gather_pages
 from strata.kernels.resolve import Admitted, ResolveState, resolve
+from strata.kernels.resolve.state import FILLED
 from strata.kv.counters import Counters
 
 
@@ -25,6 +26,9 @@ class PhaseExperts(Protocol):
 
     def after(self, routed: int) -> None:
         """Count a round that routed to `routed` experts, repeats included."""
+
+    def sync(self) -> None:
+        """Bring what the host knows of residency up to date."""
 
     def counters(self) -> Counters:
         """Return the counts so far."""
@@ -48,6 +52,9 @@ class AllResident:
     def after(self, routed: int) -> None:
         """Count hits: a captured phase does not."""
         self._cache.count(routed)
+
+    def sync(self) -> None:
+        """Have nothing to bring: no slot changes hands."""
 
     def counters(self) -> Counters:
         """Return the cache's counts."""
@@ -81,6 +88,10 @@ class Pooled:
 
     def after(self, routed: int) -> None:
         """Leave it to the device, which knows the distinct ones."""
+
+    def sync(self) -> None:
+        """Read how many slots are filled."""
+        self._cache.residency.filled = self._state.scalars[:, FILLED].tolist()
 
     def counters(self) -> Counters:
         """Return what the device counted."""

@@ -35,6 +35,9 @@ class ExpertCache(Protocol):
     ) -> torch.Tensor:
         """Return the sum [R, H] of `experts` [R, k] applied to `x` [R, H], by `weights` [R, k]."""
 
+    def check_integrity(self) -> None:
+        """Assert what must hold of residency between products."""
+
 
 class ResidentExperts:
     """Every expert on the device: no slots to fight for, every lookup a hit."""
@@ -61,6 +64,9 @@ class ResidentExperts:
         if device.has_kernels(x):
             return slot_product(x, experts, weights, self._weights)
         return expert_product(x, *_split(self._weights, experts.flatten()), weights)
+
+    def check_integrity(self) -> None:
+        """Have nothing that could be wrong."""
 
     def count(self, lookups: int) -> None:
         """Count `lookups` hits."""
@@ -102,6 +108,10 @@ class PooledExperts:
             table = self.residency.table[0]
             return slot_product(x, experts, weights, self.pool, table=table, host=self.host)
         return expert_product(x, *self.gather(experts.flatten()), weights)
+
+    def check_integrity(self) -> None:
+        """Assert that the table and the owners of the pool agree."""
+        self.residency.check_integrity()
 
     def _resolve(self, experts: torch.Tensor) -> int:
         """Bring the distinct `experts` in as far as slots reach; return how many stay out."""

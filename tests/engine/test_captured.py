@@ -80,6 +80,8 @@ def test_rounds_are_those_of_the_engine(
     if model.device.type == "cpu":  # a capture's warm-up leaves pages and experts resident
         assert got.kv == expected.kv
         assert got.experts == expected.experts
+    for session in (plain, captured):
+        session.engine.check_integrity()
     captured.rewind()
     assert captured.generate(params).tokens == expected.tokens
 
