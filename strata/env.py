@@ -1,6 +1,6 @@
 """Read environment variables from a mapping, so that a test or a server can bring its own.
 
-Every variable that strata reads is named here and nowhere else.
+Every variable of strata's own is named here and nowhere else.
 """
 
 from __future__ import annotations
