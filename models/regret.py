@@ -17,7 +17,7 @@ from strata.config import Selection
 from strata.models.decide import Rule, decide
 from strata.models.frame import checked, pair_table, passage_means
 from strata.models.latency import RoundTime
-from strata.policy.request import PolicyName, RingRequest, minimum_ring_cells, round_up
+from strata.policy.request import PolicyName, RingRequest, minimum_ring_cells, need_cells
 from strata.policy.rules import choose_ring
 
 RULES: tuple[PolicyName, ...] = ("depth", "adapt")
@@ -88,7 +88,10 @@ def _benches(trials: pd.DataFrame, default_ring_cells: int) -> list[Bench]:
         table[default_ring_cells] = 0.0
         mine = trials[(trials["tier_cells"] == tier) & (trials["mode"] == mode)]
         first = mine.iloc[0]
-        page, need = int(first["page_cells"]), _need_cells(first)
+        page = int(first["page_cells"])
+        need = need_cells(
+            prompt_cells=int(first["depth_cells"]), max_new=int(first["max_new"]), page_cells=page
+        )
         selection = Selection.parse(str(first["select"]))
         benches.append(
             Bench(
@@ -116,11 +119,6 @@ def _predicted_best(half: pd.DataFrame) -> dict[tuple[int, str], int]:
     best = asked.loc[asked.groupby(["tier_cells", "mode"])["_s"].idxmin()]
     rows = zip(best["tier_cells"], best["mode"], best["ring_cells"], strict=True)
     return {(int(tier), str(mode)): int(ring) for tier, mode, ring in rows}
-
-
-def _need_cells(trial: pd.Series) -> int:
-    page = int(trial["page_cells"])
-    return round_up(int(trial["depth_cells"]) + int(trial["max_new"]) + page, page)
 
 
 def _rule_choices(bench: Bench, cap: int, rings: Sequence[int]) -> dict[str, int]:
