@@ -79,6 +79,11 @@ def stats_block(stats: dict[str, Any]) -> Table:
         f"{stats['kv_overflows']} of them read in place",
     )
     table.add_row(
+        "experts",
+        f"{stats['expert_slots']} slots; {stats['expert_misses']} of {stats['expert_lookups']} "
+        "experts missed",
+    )
+    table.add_row(
         "ledger",
         ", ".join(f"{name} {format_bytes(size)}" for name, size in stats["ledger"].items()),
     )
