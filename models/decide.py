@@ -36,6 +36,8 @@ class Rule:
     """A gain below this is not worth a change; also the half width of "equivalent"."""
     alpha: float = 0.05
     """The chance, over the whole table, of adopting a ring that does not clear the margin."""
+    no_regression: bool = False
+    """Adopt rings together: none, unless each is shown to lose less than the margin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,9 @@ class Candidate:
     level: float = 0.05
     lower: float = -np.inf
     upper: float = np.inf
+    floor: float = -np.inf
+    """The lower bound at `alpha`, uncorrected: to show every entry harmless needs no correction,
+    because all of the tests must hold (Berger, Technometrics, 1982)."""
     verdict: str = "undecided"
     note: str = ""
 
@@ -66,6 +71,8 @@ class Entry:
     verdict: str
     best: Candidate | None
     note: str
+    harmless: bool = False
+    """Whether the best ring is shown to lose less than the margin, or only the default was run."""
 
 
 def decide(frame: pd.DataFrame, rule: Rule, default_ring_cells: int) -> list[Entry]:
@@ -79,10 +86,10 @@ def decide(frame: pd.DataFrame, rule: Rule, default_ring_cells: int) -> list[Ent
     for (tier_cells, mode), group in pairs.groupby(["tier_cells", "mode"], sort=True):
         mine = [c for c in candidates if (c.tier_cells, c.mode) == (tier_cells, mode)]
         wrong = (group["kind"] == "wrong output").any()
-        entries.append(
-            _entry(int(tier_cells), str(mode), mine, wrong, default_ring_cells, rule, note)
-        )
-    return entries
+        entry = _entry(int(tier_cells), str(mode), mine, wrong, default_ring_cells, note)
+        harmless = _is_harmless(entry, group, default_ring_cells, rule)
+        entries.append(replace(entry, harmless=harmless))
+    return _together(entries, default_ring_cells) if rule.no_regression else entries
 
 
 def judge(pairs: pd.DataFrame, rule: Rule) -> tuple[list[Candidate], str]:
@@ -99,6 +106,11 @@ def judge(pairs: pd.DataFrame, rule: Rule) -> tuple[list[Candidate], str]:
     note += f"; Holm over {len(tested)} {'test' if len(tested) == 1 else 'tests'}"
     judged = _test(tested, means, rule)
     return [_guard(c, pairs, means, rule) for c in judged], note
+
+
+def judge_means(means: pd.DataFrame, rule: Rule) -> list[Candidate]:
+    """Return a verdict for each (tier, mode, ring) of passage means, Holm over all of them."""
+    return _test(_gather(means), means, rule)
 
 
 def _has_two_stages(pairs: pd.DataFrame) -> bool:
@@ -146,7 +158,10 @@ def _test(tested: Sequence[Candidate], means: pd.DataFrame, rule: Rule) -> list[
         tested, samples, p_values, levels, rejected, strict=True
     ):
         lower, upper = mean_bounds(sample, level)
-        filled = replace(candidate, p_value=p_value, level=level, lower=lower, upper=upper)
+        floor, _ = mean_bounds(sample, rule.alpha)
+        filled = replace(
+            candidate, p_value=p_value, level=level, lower=lower, upper=upper, floor=floor
+        )
         judged.append(replace(filled, verdict=_verdict(filled, better, rule)))
     return judged
 
@@ -193,7 +208,6 @@ def _entry(
     candidates: Sequence[Candidate],
     wrong: bool,
     default_ring_cells: int,
-    rule: Rule,
     note: str,
 ) -> Entry:
     """Fold the candidates of one (tier, mode) into its entry."""
@@ -208,6 +222,36 @@ def _entry(
     return Entry(
         tier_cells=tier_cells, mode=mode, ring_cells=ring, verdict=verdict, best=best, note=note
     )
+
+
+def _is_harmless(entry: Entry, group: pd.DataFrame, default_ring_cells: int, rule: Rule) -> bool:
+    rivals = group[group["ring_cells"] != default_ring_cells]
+    if rivals.empty:
+        return True
+    if entry.best is None or entry.verdict == "invalid":
+        return False
+    mine = rivals[rivals["ring_cells"] == entry.best.ring_cells]
+    failed = bool((mine["failed_arm"] == "arm").any())
+    return not failed and entry.best.floor > float(np.log1p(-rule.margin_ratio))
+
+
+def _together(entries: Sequence[Entry], default_ring_cells: int) -> list[Entry]:
+    """Take every ring back where one is not shown harmless."""
+    places = ", ".join(f"{e.tier_cells} {e.mode}" for e in entries if not e.harmless)
+    if not places:
+        return list(entries)
+    reason = f"rings are adopted together, and none may regress: not shown at {places}"
+    return [
+        replace(
+            entry,
+            ring_cells=default_ring_cells,
+            verdict="undecided",
+            note=f"{reason}; {entry.note}",
+        )
+        if entry.verdict == "better"
+        else entry
+        for entry in entries
+    ]
 
 
 def _entry_verdict(verdicts: Sequence[str], wrong: bool) -> str:

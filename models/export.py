@@ -30,6 +30,7 @@ class TableFacts:
     default_ring_cells: int
     margin_ratio: float = 0.01
     confidence: float = 0.95
+    no_regression: bool = False
     engine_version: str
     engine_commit: str | None = None
     environment: Mapping[str, Any] = field(default_factory=dict)
@@ -46,7 +47,11 @@ def build_table(frame: pd.DataFrame, facts: TableFacts) -> PolicyTable:
     stands in the provenance under ``decision_TIER_MODE``. Raises UsageError when the frame is not
     usable or measured a tier that `facts` does not name.
     """
-    rule = Rule(margin_ratio=facts.margin_ratio, alpha=1 - facts.confidence)
+    rule = Rule(
+        margin_ratio=facts.margin_ratio,
+        alpha=1 - facts.confidence,
+        no_regression=facts.no_regression,
+    )
     decided = {(e.tier_cells, e.mode): e for e in decide(frame, rule, facts.default_ring_cells)}
     names = [tier.name_cells for tier in facts.tiers]
     strangers = sorted({tier for tier, _ in decided} - set(names))

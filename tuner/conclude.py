@@ -16,6 +16,8 @@ from strata.tuner.study import StudyRecord
 if TYPE_CHECKING:
     import pandas as pd
 
+    from strata.models.decide import Rule
+
 OTHER_TOKENS = "the drafter changed the tokens: {here} with it, {plain} without"
 
 
@@ -26,13 +28,14 @@ def conclude(store: TrialStore, study: StudyRecord) -> PolicyTable:
     frame = judged(store.frame(study.study))
     if frame.empty:
         raise StoreError(f"study {study.study} ({study.name}) holds no trial yet")
-    plan = study.read_plan()
+    plan, rule = study.read_plan(), rule_of(study)
     facts = TableFacts(
         fingerprint=fingerprint(study),
         tiers=make_tiers(plan.grid.tiers),
         default_ring_cells=study.default_ring_cells,
-        margin_ratio=plan.decision.margin,
+        margin_ratio=rule.margin_ratio,
         confidence=plan.decision.confidence,
+        no_regression=rule.no_regression,
         engine_version=study.engine_version.partition("+")[0],
         engine_commit=study.engine_commit,
         environment={**study.environment, "engine_build": study.engine_version},
@@ -46,6 +49,18 @@ def conclude(store: TrialStore, study: StudyRecord) -> PolicyTable:
         },
     )
     return build_table(frame, facts)
+
+
+def rule_of(study: StudyRecord) -> Rule:
+    """Return the decision rule of a study's plan."""
+    from strata.models.decide import Rule
+
+    decision = study.read_plan().decision
+    return Rule(
+        margin_ratio=decision.margin,
+        alpha=1 - decision.confidence,
+        no_regression=decision.rule == "no-regression",
+    )
 
 
 def fingerprint(study: StudyRecord) -> Fingerprint:

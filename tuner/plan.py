@@ -135,7 +135,8 @@ class Measure(_Section):
 class Decision(_Section):
     """The rule that turns measurements into verdicts; computed, never typed."""
 
-    rule: Literal["holm-t"] = "holm-t"
+    rule: Literal["holm-t", "no-regression"] = "holm-t"
+    """``no-regression`` judges one ring a tier: all are adopted, or none if a tier may regress."""
     margin: float = Field(default=0.0, ge=0, lt=1)
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
 
@@ -163,12 +164,17 @@ class Plan(_Section):
     def _check(self) -> Plan:
         page = self.session.page
         rings = self.grid.rings
-        lists = rings.values() if isinstance(rings, dict) else [() if rings == "auto" else rings]
+        named = {} if rings == "auto" else rings if isinstance(rings, dict) else {"": rings}
+        lists = list(named.values())
         default = self.grid.default_ring
         for ring in chain(*lists, () if default == "auto" else (default,)):
             if ring % page:
                 raise ValueError(f"ring {ring} is not a whole number of pages of {page} cells")
             self._check_minimum(ring)
+        if self.decision.rule == "no-regression" and (
+            rings == "auto" or any(len(one) > 1 for one in lists)
+        ):
+            raise ValueError("decision.rule no-regression judges one ring a tier; name it in rings")
         longest = self.need_cells(self.grid.tiers[-1])
         if self.session.context != "own" and self.session.context < longest:
             raise ValueError(f"context {self.session.context} is below the need of {longest} cells")

@@ -46,6 +46,8 @@ app = typer.Typer(
 )
 
 app.command("replay")(tune_study.replay)
+app.command("verdict")(tune_study.verdict)
+app.command("compare")(tune_study.compare)
 
 
 @app.command()

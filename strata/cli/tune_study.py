@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from strata.cli.console import fail_cleanly, needs_extra, say, show_table
+from strata.cli.console import fail_cleanly, needs_extra, note, say, show_table
 from strata.cli.tune_options import DATABASE_NAME, DEFAULT_OUT, DatabaseOption, StudyArgument
 
 DATABASE = DEFAULT_OUT / DATABASE_NAME
@@ -53,3 +53,50 @@ def replay(
     if out is not None:
         draw_replays(replays, out)
         say(f"picture {out}")
+
+
+@fail_cleanly()
+def verdict(study: StudyArgument, db: DatabaseOption = DATABASE) -> None:
+    """Print better, worse, equivalent or undecided for every entry, and the numbers behind it."""
+    from strata.cli import study_view as view
+
+    with needs_extra("strata tune verdict"):
+        from strata.tuner.store import open_database
+        from strata.tuner.verdict import verdict_of
+    with open_database(db, must_exist=True) as store:
+        record = store.study(study)
+        found = verdict_of(store, record)
+    say(f"study {record.study} ({record.name}), default ring {record.default_ring_cells} cells")
+    show_table(view.entries_table(found))
+    show_table(view.candidates_table(found))
+    say(view.rule_line(found.rule))
+    if found.is_of_one_rule:
+        places = ((e.tier_cells, e.mode, e.harmless) for e in found.entries)
+        say(view.regression_line(places, found.rule))
+
+
+@fail_cleanly()
+def compare(
+    first: Annotated[str, typer.Argument(metavar="A", help="The study to compare with.")],
+    second: Annotated[
+        str, typer.Argument(metavar="B", help="A study of the same plan by another engine.")
+    ],
+    db: DatabaseOption = DATABASE,
+) -> None:
+    """Compare two versions of the engine on one plan: rounds/s of B over A, by passage and arm."""
+    from strata.cli import study_view as view
+
+    with needs_extra("strata tune compare"):
+        from strata.tuner.store import open_database
+        from strata.tuner.verdict import compare_studies
+    with open_database(db, must_exist=True) as store:
+        one, other = store.study(first), store.study(second)
+        found = compare_studies(store, one, other)
+    say(f"A  {one.study} ({one.name}), engine {one.engine_version}, {one.created_at}")
+    say(f"B  {other.study} ({other.name}), engine {other.engine_version}, {other.created_at}")
+    show_table(view.changes_table(found))
+    say(view.rule_line(found.rule))
+    places = ((c.found.tier_cells, c.found.mode, c.harmless) for c in found.changes)
+    say(view.regression_line(places, found.rule))
+    if not found.one_machine:
+        note("A and B were not measured by one machine, so the change may be the machine's")

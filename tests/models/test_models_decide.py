@@ -171,6 +171,26 @@ def test_a_planted_gain_is_found_when_the_sample_suffices() -> None:
     assert rate >= 0.8
 
 
+@pytest.mark.parametrize(("loss", "least", "most"), [(-0.03, 0.0, 0.05), (0.0, 0.8, 1.0)])
+def test_a_planted_loss_in_one_tier_rejects_the_rule(
+    loss: float, least: float, most: float
+) -> None:
+    """A larger ring gains 5 % at one tier; it is taken where no other tier loses 3 %."""
+    design = Design(
+        tiers_cells=(1_024, 4_096), rings_cells=(512, 1_024), modes=("on",), search_passages=12
+    )
+    gain = planted(0.05, tier_cells=4_096, mode="on", ring_cells=512)
+    lose = planted(loss, tier_cells=1_024, mode="on", ring_cells=512)
+
+    def round_s(tier: int, mode: str, ring: int) -> float:
+        return (lose if tier == 1_024 else gain)(tier, mode, ring)
+
+    rule = Rule(margin_ratio=0.015, no_regression=True)
+    rate = adoption_rate(design, rule, round_s, range(30), ring_cells=512)
+    print(f"adopted with {loss:+.0%} planted in one tier: {rate:.0%}")
+    assert least <= rate <= most
+
+
 samples = st.lists(st.floats(-0.5, 0.5), min_size=2, max_size=12).map(np.array)
 
 

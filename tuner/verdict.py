@@ -1,0 +1,78 @@
+"""What the stored trials of a study say: a verdict for every entry, and the numbers behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from strata.errors import StoreError
+from strata.models.compare import Change, compare
+from strata.models.decide import Candidate, Entry, Rule, decide, judge
+from strata.models.frame import pair_table
+from strata.tuner.conclude import judged, rule_of
+from strata.tuner.store import TrialStore
+from strata.tuner.study import IDENTITY, StudyRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyVerdict:
+    """Every entry, the candidates that were tested for them, and how they were corrected."""
+
+    rule: Rule
+    entries: list[Entry]
+    candidates: list[Candidate]
+    note: str
+
+    @property
+    def is_of_one_rule(self) -> bool:
+        """Return whether each entry has one ring to judge, so that the rings are one rule's."""
+        return len(self.candidates) <= len(self.entries)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What changed from one study to another, by (tier, mode)."""
+
+    rule: Rule
+    changes: list[Change]
+    one_machine: bool
+
+
+def verdict_of(store: TrialStore, study: StudyRecord) -> StudyVerdict:
+    """Return the verdicts of a study; raise StoreError where it has no trial."""
+    frame = _trials(store, study)
+    rule = rule_of(study)
+    candidates, note = judge(pair_table(frame), rule)
+    entries = decide(frame, rule, study.default_ring_cells)
+    return StudyVerdict(rule=rule, entries=entries, candidates=candidates, note=note)
+
+
+def compare_studies(store: TrialStore, first: StudyRecord, second: StudyRecord) -> Comparison:
+    """Return what the engine of `second` made of the plan that `first` ran.
+
+    Raises StoreError where more than the engine differs, for then nothing can be blamed on it.
+    """
+    if first.study == second.study:
+        raise StoreError(f"both are study {first.study}; name two that differ in their engine")
+    names = [name for name in IDENTITY if name != "engine_version"]
+    if differing := [name for name in names if getattr(first, name) != getattr(second, name)]:
+        raise StoreError(
+            f"studies {first.study} and {second.study} differ in {', '.join(differing)}; only the "
+            "engine may"
+        )
+    before, after = _trials(store, first), _trials(store, second)
+    rule = rule_of(first)
+    return Comparison(
+        rule=rule,
+        changes=compare(before, after, rule),
+        one_machine=len({*before["worker"], *after["worker"]}) == 1,
+    )
+
+
+def _trials(store: TrialStore, study: StudyRecord) -> pd.DataFrame:
+    """Return the checked trials of a study; raise StoreError where it has none."""
+    frame = judged(store.frame(study.study))
+    if frame.empty:
+        raise StoreError(f"study {study.study} ({study.name}) holds no trial yet")
+    return frame
