@@ -138,8 +138,8 @@ class Engine:
             return attend_chunk(grouped, own, kv.past(layer, segment))
 
         def experts(layer: int, x: torch.Tensor) -> torch.Tensor:
-            blobs = model.weights.experts[layer * c.experts : (layer + 1) * c.experts]
             ids, weights = self._route(layer, x)
+            blobs = self.experts.blobs(layer * c.experts, c.experts)
             return grouped_product(x, blobs, ids, weights)
 
         positions = torch.arange(start, start + len(tokens), device=model.device)

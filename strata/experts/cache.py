@@ -35,6 +35,12 @@ class ExpertCache(Protocol):
     ) -> torch.Tensor:
         """Return the sum [R, H] of `experts` [R, k] applied to `x` [R, H], by `weights` [R, k]."""
 
+    def blobs(self, first: int, count: int) -> torch.Tensor:
+        """Return experts `first` to `first + count` whole [count, 3I, H], wherever they live.
+
+        For a prompt, which routes to nearly all of them; nothing is counted or made resident.
+        """
+
     def check_integrity(self) -> None:
         """Assert what must hold of residency between products."""
 
@@ -64,6 +70,10 @@ class ResidentExperts:
         if device.has_kernels(x):
             return slot_product(x, experts, weights, self._weights)
         return expert_product(x, *_split(self._weights, experts.flatten()), weights)
+
+    def blobs(self, first: int, count: int) -> torch.Tensor:
+        """Return a view of the device's own."""
+        return self._weights[first : first + count]
 
     def check_integrity(self) -> None:
         """Have nothing that could be wrong."""
@@ -108,6 +118,10 @@ class PooledExperts:
             table = self.residency.table[0]
             return slot_product(x, experts, weights, self.pool, table=table, host=self.host)
         return expert_product(x, *self.gather(experts.flatten()), weights)
+
+    def blobs(self, first: int, count: int) -> torch.Tensor:
+        """Return a view of host memory."""
+        return self.host[first : first + count]
 
     def check_integrity(self) -> None:
         """Assert that the table and the owners of the pool agree."""
