@@ -25,7 +25,7 @@ BUILT_IN = Path(__file__).parent.parent / "data" / "plans"
 WARM_UP_TOKENS = 8
 
 Mode = Literal["off", "on"]
-Sampler = Literal["grid", "random", "tpe", "cost-model"]
+Sampler = Literal["grid", "random", "tpe", "gp", "cost-model"]
 SAMPLERS: tuple[str, ...] = get_args(Sampler)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
-from optuna.samplers import BaseSampler, GridSampler, RandomSampler, TPESampler
+from optuna.samplers import BaseSampler, GPSampler, GridSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
 from strata.tuner.arms import Arm, ArmGrid
@@ -112,6 +112,8 @@ class ArmOrder:
         if self._proposal is not None:
             proposal = self._proposal
             return CostModelSampler(lambda: proposal.next(self._known), self._distributions)
+        if search.sampler == "gp":
+            return GPSampler(seed=search.seed)
         return TPESampler(seed=search.seed)
 
 

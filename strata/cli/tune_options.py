@@ -27,7 +27,7 @@ ModelOption = Annotated[
 SamplerOption = Annotated[
     str | None,
     typer.Option(
-        metavar="grid|random|tpe|cost-model", help="An order of the arms in place of the plan's."
+        metavar="grid|random|tpe|gp|cost-model", help="An order of the arms in place of the plan's."
     ),
 ]
 DeviceOption = Annotated[str, typer.Option(metavar="auto|cpu|cuda|cuda:N", help="Where to run.")]

@@ -19,8 +19,8 @@ def replay(
     sampler: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="grid|random|tpe|cost-model",
-            help="Whose order to replay; may be given again. Default: all but grid.",
+            metavar="grid|random|tpe|gp|cost-model",
+            help="Whose order to replay; may be given again. Default: random, tpe, cost-model.",
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How often each, seeds 0 and up.")] = 20,

@@ -261,7 +261,7 @@ def test_a_locked_database_is_one_sentence(swept: Swept, tmp_path: Path) -> None
         (["nothing.toml"], "cannot be read"),
         (["quick", "--model", "no/such/folder"], "no/such/folder"),
         (["quick", "--model", str(TINY), "--device", "abacus"], "--device"),
-        (["quick", "--sampler", "luck"], "none of grid, random, tpe, cost-model"),
+        (["quick", "--sampler", "luck"], "none of grid, random, tpe, gp, cost-model"),
         (["--list"], "no trial database"),
         (["--show", "x"], "no trial database"),
         (["import", "nothing.jsonl"], "cannot be read"),

@@ -106,7 +106,7 @@ def test_the_command_prints_a_table_and_draws(
     [
         (["--out", "curves.pdf"], "ends in none of .svg, .png"),
         (["--out", "no/such/curves.svg"], "is no folder"),
-        (["--sampler", "luck"], "'luck' is none of grid, random, tpe, cost-model"),
+        (["--sampler", "luck"], "'luck' is none of grid, random, tpe, gp, cost-model"),
     ],
 )
 def test_bad_words_are_one_sentence(words: list[str], message: str, database: Path) -> None:

@@ -45,7 +45,7 @@ def with_sampler(grid: ArmGrid, name: str) -> ArmGrid:
     return ArmGrid(grid.plan.model_copy(update={"search": search}), grid.default_ring_cells)
 
 
-@pytest.mark.parametrize("sampler", ["grid", "random", "tpe", "cost-model"])
+@pytest.mark.parametrize("sampler", ["grid", "random", "tpe", "gp", "cost-model"])
 def test_every_arm_is_asked_once(grid: ArmGrid, sampler: str) -> None:
     grid = with_sampler(grid, sampler)
     order = ArmOrder(grid, {})

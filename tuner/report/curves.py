@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FORMATS = (".svg", ".png")
-COLOURS = {"cost-model": "#2563a8", "random": "#c2571a", "tpe": "#2f855a", "grid": "#8e44ad"}
+COLOURS = {
+    "cost-model": "#2563a8",
+    "random": "#c2571a",
+    "tpe": "#2f855a",
+    "grid": "#8e44ad",
+    "gp": "#0e7490",
+}
 
 
 def check_picture(path: Path) -> None:
