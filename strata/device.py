@@ -20,6 +20,9 @@ The products of one decode step are small: a second core gained 15 % on an idle 
 busy one its barriers cost a factor of ten.
 """
 
+MAX_THREADS = 1_024
+"""More than any machine's cores; OpenMP ends the process where it cannot start its threads."""
+
 
 def resolve_device(name: str) -> torch.device:
     """Return the device that `auto`, `cpu`, `cuda` or `cuda:N` names; raise UsageError else."""
@@ -58,9 +61,9 @@ def _cpu_model() -> str:
 
 
 def set_decode_threads(count: int | None) -> None:
-    """Let `count` CPU threads decode, DECODE_THREADS where it is None; raise UsageError under 1."""
-    if count is not None and count < 1:
-        raise UsageError(f"--threads: {count} is less than 1")
+    """Let `count` CPU threads decode, DECODE_THREADS where it is None; raise UsageError else."""
+    if count is not None and not 1 <= count <= MAX_THREADS:
+        raise UsageError(f"--threads: {count} is outside 1 to {MAX_THREADS}")
     torch.set_num_threads(count or DECODE_THREADS)
 
 

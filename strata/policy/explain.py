@@ -141,7 +141,7 @@ def _reference_table(question: Question, environ: Mapping[str, str]) -> PolicyTa
     """Return the table whose conditions stand in for what was not told, None without one."""
     named = question.table if question.table is not None else read_text(environ, KV_RING_TABLE)
     if named is not None:
-        return load_table(named)
+        return load_table(named) if named.strip() else None  # which resolve_policy refuses
     found, _ = read_folders(environ)
     told, mode = question.told(), question.mode
     nearest = min(

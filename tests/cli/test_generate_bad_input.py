@@ -79,6 +79,7 @@ LONG = "9" * 5_000
         (["--device", "cuda:99"], "cuda:99"),
         (["--device", ""], "--device"),
         (["--threads", "0"], "--threads"),
+        (["--threads", "100000"], "--threads"),
         (["--json", "/nowhere/out.json"], "--json: /nowhere is no folder"),
         (["--json", "/"], "--json: / is a folder"),
     ],

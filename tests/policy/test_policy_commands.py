@@ -161,6 +161,7 @@ def test_explain_zero_and_the_drafter_off(table_file):
             ["--policy", "learned", "--table", "/none.json"],
             "policy table /none.json does not exist",
         ),
+        (["--policy", "learned", "--table", ""], "--kv-ring-table: an empty path names no table"),
     ],
 )
 def test_explain_refuses_what_cannot_be_in_one_sentence(words, sentence):
