@@ -320,6 +320,11 @@ def _decide(
         )
     )
     warnings += [*resolved.warnings, *decision.warnings]
+    if decision.gain is not None and drafts and config.spec.min_p > 0:
+        warnings.append(
+            f"policy table {decision.table} was measured without --spec-min-p; "
+            "its gain may not hold"
+        )
     return decision
 
 

@@ -49,10 +49,10 @@ def make_file(tiny, tmp_path):
     return write
 
 
-def create(model, policy, table=None, drafts=1, resident=CAP):
+def create(model, policy, table=None, drafts=1, resident=CAP, min_p=0.0):
     config = SessionConfig(
         kv=KvConfig(resident_cells=resident, ring_default_cells=DEFAULT),
-        spec=SpecConfig(drafts=drafts),
+        spec=SpecConfig(drafts=drafts, min_p=min_p),
         policy=policy,
         table=table,
     )
@@ -85,6 +85,14 @@ def test_a_session_reserves_what_its_table_says(tiny, make_file):
         assert session.decision.pool_cells == ring
         assert session.engine.kv.geometry.slots * 16 == ring
         assert session.warnings == []
+
+
+def test_a_gain_was_measured_without_an_early_stop(tiny, make_file):
+    path = make_file()
+    (warning,) = create(tiny, "learned", path, min_p=0.5).warnings
+    assert "was measured without --spec-min-p" in warning
+    assert create(tiny, "learned", path, drafts=0, min_p=0.5).warnings == []
+    assert create(tiny, "depth", min_p=0.5).warnings == []
 
 
 def test_a_session_on_another_model_keeps_the_default_and_says_so(tiny, make_file):
