@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,9 @@ from strata.session import Session, create_session  # noqa: E402
 
 # Two OpenMP threads that spin on two busy cores are slower than one by far.
 torch.set_num_threads(1)
+
+# A run that was started in the background ignores Ctrl-C, and so would the commands it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says nothing about whether it passes.
 settings.register_profile("strata", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -237,7 +237,7 @@ def test_ctrl_c_stops_cleanly(swept: Swept, tmp_path: Path) -> None:
         if line.startswith("3/22"):
             break
     driver.send_signal(signal.SIGINT)
-    rest = driver.communicate(timeout=30)[1]
+    rest = driver.communicate(timeout=120)[1]
     assert driver.returncode == 130
     assert "go on with --resume" in rest
     assert "Traceback" not in rest
