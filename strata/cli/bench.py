@@ -52,7 +52,7 @@ def gather(
     run, a plain copy of pinned memory.
     """
     sizes = [_page_bytes(word) for word in page_bytes.split(",")]
-    counts = [_count(word) for word in pages.split(",")]
+    counts = [_count(word, name="--pages") for word in pages.split(",")]
     check_json_target(json_file)
     import torch
 
@@ -118,7 +118,7 @@ def evict(
     seeded by the prompt and without.
     """
     cells = parse_cells(depth, name="--depth")
-    counts = [_count(word) for word in multiples.split(",")]
+    counts = [_count(word, name="--multiples", least=1) for word in multiples.split(",")]
     selection = Selection.parse(select)
     if selection.is_dense:
         raise UsageError("--select: 0 reads everything, so nothing is ever evicted")
@@ -168,8 +168,8 @@ def _page_bytes(word: str) -> int:
     return size
 
 
-def _count(word: str) -> int:
-    count = parse_cells(word, name="--pages")
-    if not 0 <= count <= 1 << 16:
-        raise UsageError(f"--pages: {word.strip()!r} is outside 0 to {1 << 16}")
+def _count(word: str, *, name: str, least: int = 0) -> int:
+    count = parse_cells(word, name=name)
+    if not least <= count <= 1 << 16:
+        raise UsageError(f"{name}: {word.strip()!r} is outside {least} to {1 << 16}")
     return count

@@ -44,6 +44,20 @@ def test_a_switch_that_cannot_be_is_named(words: tuple[str, ...], named: str) ->
     assert named in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--multiples", "x"), "--multiples: 'x'"),
+        (("--multiples", "0"), "--multiples: '0'"),
+        (("--select", "0"), "--select: 0 reads everything"),
+    ],
+)
+def test_evict_names_its_own_switches(words: tuple[str, ...], named: str) -> None:
+    result = bench("evict", *words)
+    assert result.exit_code == 2
+    assert named in result.stderr
+
+
 @pytest.mark.gpu
 def test_every_figure_is_written() -> None:
     result = bench("gather", "--page-bytes", "4KiB,16KiB", "--pages", "0,1,200", "--json", "-")
