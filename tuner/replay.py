@@ -91,9 +91,14 @@ class Replay:
         at = [math.ceil(len(counts) * share / 100) - 1 for share in (BAND[0], 50, BAND[1])]
         return counts[at[0]], counts[at[1]], counts[at[2]]
 
-    def regret_after(self, share: float) -> tuple[float, float, float]:
-        """Return BAND's lower end, median and upper end of the regret after a share of the grid."""
-        arms = min(round(share * self.num_arms), self.found.shape[1] - 1)
+    def regret_after(self, share: float) -> tuple[float, float, float] | None:
+        """Return BAND's lower end, median and upper end of the regret after a share of the grid.
+
+        None where the replay was stopped before.
+        """
+        arms = round(share * self.num_arms)
+        if arms >= self.found.shape[1]:
+            return None
         low, middle, high = np.percentile(self.regret_ratio[:, arms], (BAND[0], 50, BAND[1]))
         return float(low), float(middle), float(high)
 

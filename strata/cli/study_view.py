@@ -26,7 +26,7 @@ UNBOUNDED_LOG = 10.0
 def replay_table(replays: Sequence[Replay], study: str) -> Table:
     """Return one row for each sampler: how soon it was near, and where it then stood."""
     first = replays[0]
-    start, seeds = first.regret_after(0.0)[1], len(first.found)
+    start, seeds = float(first.regret_ratio[0, 0]), len(first.found)
     grid = Table(
         "sampler", f"arms to {NEAR_RATIO:.0%} regret", "of the grid",
         *(f"regret after {share:.0%}" for share in SHARES), "best found",
@@ -154,5 +154,7 @@ def _arms(count: float) -> str:
 
 
 def _regret(one: Replay, share: float) -> str:
-    low, middle, high = one.regret_after(share)
+    if (found := one.regret_after(share)) is None:
+        return "not run"
+    low, middle, high = found
     return f"{middle:.2%} [{low:.2%} to {high:.2%}]"

@@ -68,7 +68,9 @@ def test_regret_and_arms_are_counted_from_no_arm_onwards() -> None:
     assert one.arms_to_band(0.01) == (1, 2, math.inf)
     assert one.arms_to_band(0.5) == (0, 0, 0)
     assert one.regret_after(0.0) == pytest.approx((1 / 11,) * 3)
-    assert one.regret_after(2 / 3)[1] == pytest.approx(0.0)
+    assert one.regret_after(2 / 3) == pytest.approx((0.0, 0.0, 1 / 11), abs=0.02)
+    stopped = Replay(sampler="random", num_arms=9, found=found, best=math.log(1.1))
+    assert stopped.regret_after(0.5) is None
 
 
 def test_a_failed_arm_finds_nothing(recorded: RecordedGrid) -> None:
@@ -96,6 +98,7 @@ def test_the_command_prints_a_table_and_draws(
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.stderr
     assert "50 arms, 2 seeds" in result.stdout
+    assert "not run" in result.stdout  # nine arms are no quarter of the grid
     rows = [line.split()[0] for line in result.stdout.splitlines() if line.strip()]
     assert {"random", "cost-model"} <= set(rows)
     assert picture.read_bytes().startswith(head)
