@@ -221,7 +221,7 @@ def _print_study(store: TrialStore, key: str) -> None:
         from strata.tuner.report import summarise
     study = store.study(key)
     for name, value in study_facts(store, study):
-        say(f"{name:<16}{value}")
+        say(f"{name:<21}{value}")
     table = conclude(store, study)
     show_table(measured_table(summarise(store, study, table)))
     show_table(table_entries(table))
