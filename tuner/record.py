@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import typing
 from dataclasses import dataclass
 from types import NoneType, UnionType
@@ -124,6 +125,8 @@ SPEC_COLUMNS: tuple[str, ...] = tuple(COLUMNS)[: tuple(COLUMNS).index("kind")]
 def _fits(value: object, types: tuple[type, ...]) -> bool:
     if isinstance(value, bool):
         return False
+    if isinstance(value, int | float) and not 0 <= value < math.inf:
+        return False  # no count, rate or time is negative, endless or no number
     if isinstance(value, int) and float in types:
         return True
     return isinstance(value, types)

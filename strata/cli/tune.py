@@ -184,7 +184,7 @@ def _run(
 def _finish(store: TrialStore, study: StudyRecord, out: Path) -> None:
     """Write table and report, print the verdicts and the line that uses the table."""
     from strata.cli.policy_view import table_entries
-    from strata.cli.tune_view import measured_table, model_lines
+    from strata.cli.tune_view import control_line, measured_table, model_lines
 
     with needs_extra("strata tune"):
         from strata.policy.table_file import save_table
@@ -198,7 +198,7 @@ def _finish(store: TrialStore, study: StudyRecord, out: Path) -> None:
     write_report(summary, folder / REPORT_NAME)
     show_table(measured_table(summary))
     show_table(table_entries(table))
-    for line in model_lines(summary):
+    for line in [control_line(summary), *model_lines(summary)]:
         say(line)
     say(f"study   {study.study} ({study.name})")
     say(f"table   {folder / TABLE_NAME}")

@@ -167,6 +167,16 @@ def measured_table(summary: dict[str, Any]) -> Table:
     return grid
 
 
+def control_line(summary: dict[str, Any]) -> str:
+    """Return how far the default ring was from itself, which is what noise alone does here."""
+    gains = [
+        cell["gain"]["mean"] for cell in summary["cells"] if cell["is_default"] and cell["gain"]
+    ]
+    if not gains:
+        return "no pair of the default ring with itself, so noise alone was not seen"
+    return f"the default ring beside itself (A/A) differed by up to {max(map(abs, gains)):.1%}"
+
+
 def model_lines(summary: dict[str, Any]) -> list[str]:
     """Return how well the cost model predicts what it was not shown, one line each."""
     model = summary["model"]
