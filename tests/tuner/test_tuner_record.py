@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
+from tuner_samples import all_pairs, make_records
 
 from strata.errors import StoreError
 from strata.tuner.record import TrialRecord
 from strata.tuner.study import StudyRecord
-from tests.tuner.tuner_samples import all_pairs, make_records
 
 
 @pytest.mark.parametrize("key", ["rounds_per_s", "decode_s", "tokens", "kv_misses"])
