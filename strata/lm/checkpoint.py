@@ -52,6 +52,11 @@ class Checkpoint:
         else:
             raise CheckpointError(f"{self.folder} has neither {INDEX_NAME} nor {SINGLE_NAME}")
 
+    def require(self, name: str) -> None:
+        """Raise where there is no tensor `name`, before room is made for it and its like."""
+        if name not in self._tensors:
+            raise CheckpointError(f"{self.folder} has no tensor {name}")
+
     def take(self, name: str, *shape: int) -> torch.Tensor:
         """Return tensor `name` and forget it; its shape must be `shape`."""
         try:

@@ -106,6 +106,9 @@ def load_weights(
         )
 
     layers, routers = [], []
+    # A configuration of a billion layers must be refused, not allocated.
+    last = f"model.layers.{c.layers - 1}.mlp.experts.{c.experts - 1}"
+    checkpoint.require(f"{last}.down_proj.weight")
     experts = torch.empty(
         (c.layers * c.experts, 3 * c.expert_width, c.hidden),
         dtype=dtype,
