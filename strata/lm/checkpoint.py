@@ -59,10 +59,8 @@ class Checkpoint:
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
         """Return tensor `name` and forget it; its shape must be `shape`."""
-        try:
-            tensor = self._tensors.pop(name)
-        except KeyError:
-            raise CheckpointError(f"{self.folder} has no tensor {name}") from None
+        self.require(name)
+        tensor = self._tensors.pop(name)
         if tensor.shape != shape:
             raise CheckpointError(
                 f"{self.folder}: {name} has shape {tuple(tensor.shape)}, expected {shape}"
