@@ -1,7 +1,8 @@
 """The trial record: one measured run, as it is written, stored and read everywhere.
 
 A run that failed is a record with a kind and no numbers, never a zero. The fields below are the
-columns of the database, of the JSON lines and of the frame that the cost model is fitted on.
+columns of the database, of the JSON lines and of the frame that the cost model is fitted on. A
+record of an earlier schema lacks the later columns, in JSON too, and stays as it was written.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ from typing import Any, Literal
 from strata.errors import StoreError
 from strata.tuner.arms import ORDER, PairSpec
 
-SCHEMA = "strata.trial/1"
+SCHEMA = "strata.trial/2"
+LATER_COLUMNS: tuple[str, ...] = ("conditions",)
+"""The columns that records of the first schema do not have."""
+
+_LACKING = {"strata.trial/1": LATER_COLUMNS, SCHEMA: ()}
 
 Kind = Literal["ok", "out of memory", "crash", "timeout", "wrong output", "unstable", "interrupted"]
 KINDS: tuple[str, ...] = typing.get_args(Kind)
@@ -78,10 +83,13 @@ class TrialRecord:
     engine_version: str
     started_at: str
     worker: str
+    """The machine, by `environment.machine_id`: what a pair never leaves."""
+    conditions: dict[str, Any] | None = None
+    """What the machine was like just after the run, by `strata.tuner.conditions`."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as plain JSON, its keys in the order of the fields."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: getattr(self, name) for name in _columns_of(self.record)}
 
     def to_line(self) -> str:
         """Return the record as one line of JSON, without the newline."""
@@ -92,12 +100,14 @@ class TrialRecord:
         """Read a record; raise StoreError that names `origin` and the key at fault."""
         if not isinstance(value, dict):
             raise StoreError(f"{origin}: expected a JSON object, got {type(value).__name__}")
-        if value.get("record") != SCHEMA:
+        if value.get("record") not in _LACKING:
             raise StoreError(f"{origin}: expected record {SCHEMA!r}, got {value.get('record')!r}")
-        if wrong := sorted(set(value) ^ set(COLUMNS)):
+        columns = _columns_of(value["record"])
+        value = {name: one for name, one in value.items() if name in columns or one is not None}
+        if wrong := sorted(set(value) ^ set(columns)):
             state = "unknown" if wrong[0] in value else "missing"
             raise StoreError(f"{origin}: {state} key {wrong[0]!r}")
-        for name, types in COLUMNS.items():
+        for name, types in columns.items():
             if not _fits(value[name], types):
                 raise StoreError(f"{origin}: key {name!r} cannot be {value[name]!r}")
         if value["kind"] not in KINDS:
@@ -118,8 +128,11 @@ def _columns() -> dict[str, tuple[type, ...]]:
 COLUMNS: dict[str, tuple[type, ...]] = _columns()
 """Name -> the Python types a value may have, in the order of the fields."""
 
-SPEC_COLUMNS: tuple[str, ...] = tuple(COLUMNS)[: tuple(COLUMNS).index("kind")]
-"""The columns that say what was to be run; the rest says what came of it."""
+
+def _columns_of(record: str) -> dict[str, tuple[type, ...]]:
+    """Return the columns that a record of this schema has."""
+    later = _LACKING.get(record, ())
+    return {name: types for name, types in COLUMNS.items() if name not in later}
 
 
 def _fits(value: object, types: tuple[type, ...]) -> bool:

@@ -19,7 +19,7 @@ from strata.tuner.arms import ORDER, PairSpec, lay_grid
 from strata.tuner.conclude import conclude
 from strata.tuner.environment import EngineFacts
 from strata.tuner.plan import parse_plan
-from strata.tuner.record import TrialRecord, planned
+from strata.tuner.record import SCHEMA, TrialRecord, planned
 from strata.tuner.store import export_jsonl
 from strata.tuner.store.duck import DuckStore
 from strata.tuner.store.migrations import VERSION
@@ -72,11 +72,13 @@ def runs(pair: PairSpec) -> list[TrialRecord]:
             engine_version=FACTS.engine_version,
             started_at=INSTANT,
             worker=FACTS.worker,
+            conditions=CONDITIONS,
         )
         for position in range(len(ORDER))
     ]
 
 
+CONDITIONS = {"host": "golden", "load_average_1min": 0.5, "clock_limits": ["SwPowerCap"]}
 TIMEOUT = {"kind": "timeout", "message": "ended after 600 s"}
 
 
@@ -128,7 +130,8 @@ def write_all(folder: Path) -> None:
             export_jsonl(store, study.study, lines)
             table = replace(conclude(store, study), created=INSTANT)
         new(folder / f"store-{VERSION}.duckdb.xz", lzma.compress(database.read_bytes()))
-        new(folder / "trials-1.jsonl.xz", lzma.compress(lines.read_bytes()))
+        number = SCHEMA.rpartition("/")[2]
+        new(folder / f"trials-{number}.jsonl.xz", lzma.compress(lines.read_bytes()))
         save_table(table, Path(scratch) / "table.json")
         new(folder / "ring-policy-1.json", (Path(scratch) / "table.json").read_bytes())
 
@@ -138,6 +141,7 @@ def fill(store: DuckStore, study: StudyRecord) -> None:
     store.add_study(study)
     for arm in study.grid.arms():
         for pair in study.grid.pairs(arm, study=study.study):
+            store.add_try(study.study, pair.pair_id, "begun")
             store.add_trials(runs(pair))
 
 

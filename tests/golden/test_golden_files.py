@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import lzma
 import runpy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,22 @@ def test_the_json_lines_hold_the_same_trials(store: DuckStore, tmp_path: Path) -
         assert store.trials(STUDY) == elsewhere.trials(STUDY)
     export_jsonl(elsewhere, STUDY, tmp_path / "again.jsonl")
     assert (tmp_path / "again.jsonl").read_bytes() == lines.read_bytes()
+
+
+def test_the_second_schema_adds_conditions_and_tries(tmp_path: Path, store: DuckStore) -> None:
+    with store:
+        older = store.trials(STUDY)
+        assert store.tries(STUDY) == {}
+    newer = DuckStore(unpacked("store-2.duckdb.xz", tmp_path), must_exist=True)
+    with newer:
+        trials = newer.trials(STUDY)
+        assert set(newer.tries(STUDY)) == {one.pair_id for one in trials}
+    assert {one.record for one in trials} == {"strata.trial/2"}
+    assert trials[0].conditions == {
+        "host": "golden", "load_average_1min": 0.5, "clock_limits": ["SwPowerCap"],
+    }  # fmt: skip
+    changes = {"record": "strata.trial/1", "conditions": None}
+    assert [replace(one, **changes) for one in trials] == older
 
 
 def test_the_study_is_still_judged_as_it_was(store: DuckStore) -> None:

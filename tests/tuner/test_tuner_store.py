@@ -94,6 +94,32 @@ def test_a_trial_is_immutable_and_a_batch_is_all_or_none(reopen: Open, study: St
     assert reopen().trials(study.study) == make_records(pairs[0])
 
 
+def test_tries_are_counted_by_pair_and_outcome(reopen: Open, study: StudyRecord) -> None:
+    store = reopen()
+    store.add_study(study)
+    assert store.tries(study.study) == {}
+    for pair, outcome in (("p", "begun"), ("p", "crash"), ("p", "begun"), ("q", "begun")):
+        store.add_try(study.study, pair, outcome)  # type: ignore[arg-type]
+    store.add_trials(make_records(all_pairs(study)[0]))
+    store.add_try(study.study, "q", "lost")
+    store = reopen()
+    assert store.tries(study.study) == {"p": {"begun": 2, "crash": 1}, "q": {"begun": 1, "lost": 1}}
+    assert len(store.trials(study.study)) == 4
+    with pytest.raises(StoreError, match="was not added"):
+        store.add_try("elsewhere", "p", "begun")
+
+
+def test_a_trial_of_the_first_schema_stays_one(reopen: Open, study: StudyRecord) -> None:
+    store = reopen()
+    store.add_study(study)
+    old = [replace(one, record="strata.trial/1") for one in make_records(all_pairs(study)[0])]
+    assert "conditions" not in old[0].to_json()
+    new = make_records(all_pairs(study)[1], conditions={"host": "here", "power_w": 600.5})
+    store.add_trials(old)
+    store.add_trials(new)
+    assert reopen().trials(study.study) == old + new
+
+
 def test_a_trial_needs_its_study(reopen: Open, study: StudyRecord) -> None:
     with pytest.raises(StoreError, match="was not added"):
         reopen().add_trials(make_records(all_pairs(study)[0]))
@@ -394,7 +420,7 @@ def test_a_cut_jsonl_loses_its_last_pair_only(cut: int, study: StudyRecord, tmp_
     [
         ("{", "line 2: not JSON"),
         ("[]", "line 2: expected a JSON object"),
-        ('{"record": "strata.trial/2"}', "line 2: expected record"),
+        ('{"record": "strata.trial/9"}', "line 2: expected record"),
         ('{"record": "strata.trial/1", "x": 1}', "line 2: "),
     ],
 )

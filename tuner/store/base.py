@@ -4,15 +4,18 @@
   same key raises StoreError.
 - `add_trials` takes all or none, and what it returned from is on the disk. A trial is immutable:
   an id that is there already raises StoreError, and so does an unknown study.
+- A try of a pair is noted when it begins and when it ends without a result, so that a pair that
+  ends whatever runs it is not run for ever. Notes only grow in number; a study must be there.
 - Reading never changes anything. Trials come back in the order they were added.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 from strata.errors import StoreError
 from strata.tuner.record import COLUMNS, TrialRecord
@@ -20,6 +23,10 @@ from strata.tuner.study import StudyRecord
 
 if TYPE_CHECKING:
     import pandas as pd
+
+Outcome = Literal["begun", "crash", "lost", "interrupted"]
+"""What is noted of a try: it began; the trial ended, or its worker; the driver was told to stop."""
+OUTCOMES: tuple[str, ...] = get_args(Outcome)
 
 
 class TrialStore(ABC):
@@ -44,6 +51,14 @@ class TrialStore(ABC):
     @abstractmethod
     def trial_ids(self, study: str) -> set[str]:
         """Return the ids of the trials of a study."""
+
+    @abstractmethod
+    def add_try(self, study: str, pair_id: str, outcome: Outcome) -> None:
+        """Note that a try of a pair began, or how it ended without a result."""
+
+    @abstractmethod
+    def tries(self, study: str) -> dict[str, Counter[str]]:
+        """Return how often each outcome was noted, by pair."""
 
     def close(self) -> None:  # noqa: B027
         """Let go of the file."""
@@ -75,6 +90,12 @@ class TrialStore(ABC):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def check_try(study: str, *, studies: set[str]) -> None:
+    """Raise StoreError where a try belongs to no study."""
+    if study not in studies:
+        raise StoreError(f"a try of study {study!r}, which was not added")
 
 
 def check_new(records: Sequence[TrialRecord], *, studies: set[str], known: set[str]) -> None:

@@ -8,22 +8,23 @@ attached with an older storage version so that releases of DuckDB before this on
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import duckdb
 
 from strata.errors import StoreError
-from strata.tuner.record import COLUMNS, TrialRecord
-from strata.tuner.store.base import TrialStore, check_new
+from strata.tuner.record import COLUMNS, LATER_COLUMNS, TrialRecord
+from strata.tuner.store.base import Outcome, TrialStore, check_new, check_try
 from strata.tuner.store.migrations import MIGRATIONS, VERSION
 from strata.tuner.study import StudyRecord
 
 STORAGE_VERSION = "v1.2.0"
 _MARK = "strata trial store"
-_JSON_COLUMNS = ("ledger", "environment")
+_JSON_COLUMNS = ("ledger", "environment", "conditions")
 _STUDY_COLUMNS = tuple(field.name for field in fields(StudyRecord))
 
 
@@ -63,10 +64,9 @@ class DuckStore(TrialStore):
             found = self._db.execute(
                 "SELECT trial_id FROM trials WHERE trial_id IN (SELECT unnest(?))", [ids]
             ).fetchall()
-            studies = {row[0] for row in self._db.execute("SELECT study FROM studies").fetchall()}
-        check_new(records, studies=studies, known={row[0] for row in found})
+        check_new(records, studies=self._study_keys(), known={row[0] for row in found})
         with self._transaction():
-            self._insert("trials", tuple(COLUMNS), [record.to_json() for record in records])
+            self._insert("trials", tuple(COLUMNS), [asdict(record) for record in records])
 
     def studies(self) -> list[StudyRecord]:
         """Return every study, oldest first."""
@@ -75,7 +75,7 @@ class DuckStore(TrialStore):
 
     def trials(self, study: str) -> list[TrialRecord]:
         """Return the trials of a study by its full key."""
-        rows = self._select("trials", tuple(COLUMNS), "study = ?", [study])
+        rows = self._select("trials", self._trial_columns(), "study = ?", [study])
         return [TrialRecord.from_json(row, origin=str(self.path)) for row in rows]
 
     def trial_ids(self, study: str) -> set[str]:
@@ -84,9 +84,53 @@ class DuckStore(TrialStore):
             rows = self._db.execute("SELECT trial_id FROM trials WHERE study = ?", [study])
             return {row[0] for row in rows.fetchall()}
 
+    def add_try(self, study: str, pair_id: str, outcome: Outcome) -> None:
+        """Note that a try of a pair began, or how it ended without a result."""
+        check_try(study, studies=self._study_keys())
+        with self._transaction():
+            row: dict[str, object] = {"study": study, "pair_id": pair_id, "outcome": outcome}
+            self._insert("tries", tuple(row), [row])
+
+    def tries(self, study: str) -> dict[str, Counter[str]]:
+        """Return how often each outcome was noted, by pair."""
+        found: dict[str, Counter[str]] = {}
+        with self._reported("cannot be read"):
+            rows = self._db.execute("SELECT pair_id, outcome FROM tries WHERE study = ?", [study])
+            for pair, outcome in rows.fetchall():
+                found.setdefault(pair, Counter())[outcome] += 1
+        return found
+
+    def raw_rows(self, table: str) -> list[dict[str, object]]:
+        """Return every row of a table as it is kept, in its order, for a check of the file."""
+        with self._reported("cannot be read"):
+            found = self._db.execute(f"SELECT * FROM {table} ORDER BY ordinal")
+            names = [column[0] for column in found.description or ()]
+            return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+
+    def remove_rows(self, table: str, ordinals: Sequence[int]) -> None:
+        """Take rows out of a table by their ordinals; only a repair does."""
+        with self._transaction():
+            self._db.execute(
+                f"DELETE FROM {table} WHERE ordinal IN (SELECT unnest(?))", [list(ordinals)]
+            )
+
     def close(self) -> None:
         """Let go of the file; safe to call twice."""
         self._db.close()
+
+    def _study_keys(self) -> set[str]:
+        with self._reported("cannot be read"):
+            return {row[0] for row in self._db.execute("SELECT study FROM studies").fetchall()}
+
+    def _trial_columns(self) -> tuple[str, ...]:
+        """Return the columns that the file has: not all where it stays of an older schema."""
+        with self._reported("cannot be read"):
+            rows = self._db.execute(
+                "SELECT column_name FROM duckdb_columns() "
+                "WHERE database_name = 'db' AND table_name = 'trials'"
+            )
+            here = {row[0] for row in rows.fetchall()}
+        return tuple(name for name in COLUMNS if name in here or name not in LATER_COLUMNS)
 
     def _attach(self) -> None:
         where = str(self.path).replace("'", "''")

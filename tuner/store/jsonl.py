@@ -1,8 +1,8 @@
 """Trials as JSON lines: how they come home from the machine that ran them.
 
-The first line is the study, each line after it one trial. What a crash cut short at the end (a
-line, or a pair that lacks runs) is left out and measured again; any other damage is refused with
-its line number.
+The first line is the study, each line after it one trial, or a note of a try: that it began, or how
+it ended without a result. What a crash cut short at the end (a line, or a pair that lacks runs) is
+left out and measured again; any other damage is refused with its line number.
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 from strata.errors import StoreError
 from strata.files import write_whole
 from strata.tuner.arms import ORDER
 from strata.tuner.record import TrialRecord
-from strata.tuner.store.base import TrialStore
+from strata.tuner.store.base import OUTCOMES, Outcome, TrialStore
 from strata.tuner.store.memory import MemoryStore
 from strata.tuner.study import StudyRecord
+
+TRY_SCHEMA = "strata.try/1"
 
 
 class JsonlStore(MemoryStore):
@@ -50,6 +54,12 @@ class JsonlStore(MemoryStore):
         """Add the runs of a pair, in one write."""
         super().add_trials(records)
         self._append([record.to_line() for record in records])
+
+    def add_try(self, study: str, pair_id: str, outcome: Outcome) -> None:
+        """Note how a try of a pair began or ended, as a line of its own."""
+        super().add_try(study, pair_id, outcome)
+        line = {"record": TRY_SCHEMA, "study": study, "pair_id": pair_id, "outcome": outcome}
+        self._append([json.dumps(line, separators=(",", ":"))])
 
     def close(self) -> None:
         """Let go of the file; what could not be written was reported by the write."""
@@ -108,27 +118,37 @@ def _fill(store: MemoryStore, path: Path) -> int:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from None
     if lines and not lines[-1].endswith(b"\n"):
         lines.pop()
-    trials, used = [], 0
+    read: list[tuple[TrialRecord | None, int]] = []  # None for what is no trial
     for number, line in enumerate(lines, start=1):
         origin = f"{path}, line {number}"
+        value, trial = _json(line, origin), None
         if number == 1:
-            MemoryStore.add_study(store, StudyRecord.from_json(_json(line, origin), origin=origin))
-            used = len(line)
+            MemoryStore.add_study(store, StudyRecord.from_json(value, origin=origin))
+        elif isinstance(value, dict) and value.get("record") == TRY_SCHEMA:
+            _add_try(store, value, origin)
         else:
-            trials.append((TrialRecord.from_json(_json(line, origin), origin=origin), len(line)))
-    while trials and len(_last_pair(trials)) < len(ORDER):
-        trials = trials[: -len(_last_pair(trials))]
-    MemoryStore.add_trials(store, [trial for trial, _ in trials])
-    return used + sum(size for _, size in trials)
+            trial = TrialRecord.from_json(value, origin=origin)
+        read.append((trial, len(line)))
+    cut = _last_pair(read)
+    read = read[: len(read) - cut] if 0 < cut < len(ORDER) else read
+    MemoryStore.add_trials(store, [trial for trial, _ in read if trial is not None])
+    return sum(size for _, size in read)
 
 
-def _last_pair(trials: list[tuple[TrialRecord, int]]) -> list[tuple[TrialRecord, int]]:
-    """Return the run of records at the end that belong to one pair."""
-    last = trials[-1][0].pair_id
-    start = len(trials)
-    while start and trials[start - 1][0].pair_id == last:
-        start -= 1
-    return trials[start:]
+def _last_pair(read: Sequence[tuple[TrialRecord | None, int]]) -> int:
+    """Return how many records at the end belong to one pair."""
+    last = read[-1][0] if read else None
+    if last is None:
+        return 0
+    pairs = (trial is not None and trial.pair_id == last.pair_id for trial, _ in reversed(read))
+    return sum(1 for _ in takewhile(bool, pairs))
+
+
+def _add_try(store: MemoryStore, value: dict[str, Any], origin: str) -> None:
+    names = {"record", "study", "pair_id", "outcome"}
+    if set(value) != names or value["outcome"] not in OUTCOMES:
+        raise StoreError(f"{origin}: a try has {', '.join(sorted(names))} and a known outcome")
+    MemoryStore.add_try(store, value["study"], value["pair_id"], value["outcome"])
 
 
 def _json(line: bytes, origin: str) -> object:

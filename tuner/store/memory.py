@@ -1,12 +1,13 @@
-"""The reference store: two dictionaries."""
+"""The reference store: three dictionaries."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from strata.errors import StoreError
 from strata.tuner.record import TrialRecord
-from strata.tuner.store.base import TrialStore, check_new
+from strata.tuner.store.base import Outcome, TrialStore, check_new, check_try
 from strata.tuner.study import StudyRecord
 
 
@@ -16,6 +17,7 @@ class MemoryStore(TrialStore):
     def __init__(self) -> None:
         self._studies: dict[str, StudyRecord] = {}
         self._trials: dict[str, TrialRecord] = {}
+        self._tries: dict[str, dict[str, Counter[str]]] = {}
 
     def add_study(self, study: StudyRecord) -> None:
         """Add a study, once."""
@@ -39,3 +41,12 @@ class MemoryStore(TrialStore):
     def trial_ids(self, study: str) -> set[str]:
         """Return the ids of the trials of a study."""
         return {record.trial_id for record in self.trials(study)}
+
+    def add_try(self, study: str, pair_id: str, outcome: Outcome) -> None:
+        """Note that a try of a pair began, or how it ended without a result."""
+        check_try(study, studies=set(self._studies))
+        self._tries.setdefault(study, {}).setdefault(pair_id, Counter())[outcome] += 1
+
+    def tries(self, study: str) -> dict[str, Counter[str]]:
+        """Return how often each outcome was noted, by pair."""
+        return {pair: Counter(noted) for pair, noted in self._tries.get(study, {}).items()}

@@ -51,7 +51,18 @@ CREATE TABLE trials (
 CREATE INDEX trials_by_study ON trials (study);
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST,)
+# DuckDB alters no table that an index lies on.
+_SECOND = """
+DROP INDEX trials_by_study;
+ALTER TABLE trials ADD COLUMN conditions VARCHAR;
+CREATE INDEX trials_by_study ON trials (study);
+CREATE TABLE tries (
+    ordinal BIGINT NOT NULL, study VARCHAR NOT NULL, pair_id VARCHAR NOT NULL,
+    outcome VARCHAR NOT NULL
+);
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _SECOND)
 VERSION = len(MIGRATIONS)
 
 
