@@ -162,6 +162,11 @@ class ArmGrid:
                 min_decode_s=None if decode_s == "auto" else decode_s,
             )
 
+    def every_pair(self, *, study: str) -> Iterator[PairSpec]:
+        """Yield every pair of the plan, arm by arm."""
+        for arm in self.arms():
+            yield from self.pairs(arm, study=study)
+
     def sha256(self) -> str:
         """Return the hash of the search space: its arms and the default they are held against."""
         arms = [[arm.tier_cells, arm.mode, arm.ring_cells] for arm in self.arms()]

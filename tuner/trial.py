@@ -7,9 +7,7 @@ The only file of the tuner that touches the engine. Everything it measures goes 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
-import struct
 import sys
 import time
 from pathlib import Path
@@ -27,9 +25,11 @@ from strata.errors import StrataError
 from strata.openmp import calm
 from strata.tuner import environment
 from strata.tuner.arms import PairSpec
+from strata.tuner.conditions import conditions
 from strata.tuner.environment import EngineFacts
 from strata.tuner.measure import RunResult
-from strata.tuner.worker import serve
+from strata.tuner.passages import hash_passages
+from strata.tuner.worker import ISOLATIONS, serve
 
 if TYPE_CHECKING:
     from strata.lm import LanguageModel
@@ -63,12 +63,7 @@ class StrataEngine:
         """Return the facts of a study over these passages."""
         model = self._in_fork()
         from strata.device import device_name
-        from strata.passages import load_passage
 
-        hashed = hashlib.sha256()
-        for name in passages:
-            ids = load_passage(name, model.tokenizer)
-            hashed.update(f"{name}\0".encode() + struct.pack(f"<{len(ids)}i", *ids))
         return EngineFacts(
             device=device_name(model.device),
             model_hash=model.model_hash,
@@ -76,12 +71,22 @@ class StrataEngine:
             has_mtp=model.has_mtp,
             max_positions=model.config.max_positions,
             default_ring_cells=DEFAULT_RING_CELLS[model.device.type],
-            passages_sha256=hashed.hexdigest(),
+            passages_sha256=hash_passages(passages, model.tokenizer),
             engine_version=environment.engine_version(),
             engine_commit=environment.engine_commit(),
             worker=environment.machine_id(),
             environment=environment.host_facts() | _torch_facts(model),
         )
+
+    def conditions(self) -> dict[str, Any]:
+        """Return what the machine is like at this moment."""
+        import torch
+
+        device = None if self._model is None else self._model.device
+        if device is None or device.type != "cuda":
+            return conditions()
+        uuid = str(torch.cuda.get_device_properties(device).uuid)
+        return conditions(gpu_uuid="GPU-" + uuid.removeprefix("GPU-"))
 
     def open_bench(self, spec: PairSpec, ring_cells: int) -> SessionBench:
         """Return a session after its prompt."""
@@ -213,8 +218,10 @@ def main() -> int:
     parser.add_argument("--model", required=True, help="a checkpoint folder, or bundled")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--parent", type=int, required=True, help="the process to die with")
+    parser.add_argument("--isolation", choices=ISOLATIONS, default="process")
     options = parser.parse_args()
-    return serve(StrataEngine(options.model, options.device), parent=options.parent)
+    engine = StrataEngine(options.model, options.device)
+    return serve(engine, parent=options.parent, isolation=options.isolation)
 
 
 if __name__ == "__main__":

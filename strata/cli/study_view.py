@@ -15,6 +15,7 @@ from strata.units import format_cells
 if TYPE_CHECKING:
     from strata.models.decide import Candidate, Rule
     from strata.tuner.replay import Replay
+    from strata.tuner.store.doctor import Examination
     from strata.tuner.verdict import Comparison, StudyVerdict
 
 NEAR_RATIO = 0.01
@@ -113,6 +114,14 @@ def changes_table(comparison: Comparison) -> Table:
             f"{change.worst_ring_cells}: {_percent(change.worst_mean)}",
             f"{change.other_tokens} passages" if change.other_tokens else "-",
         )
+    return grid
+
+
+def findings_table(found: Examination) -> Table:
+    """Return one row for each thing that was found in a database."""
+    grid = Table("state", "study", "finding", box=SIMPLE_HEAD)
+    for one in found.findings:
+        grid.add_row(one.state, Text(one.place), Text(one.message, overflow="fold"))
     return grid
 
 

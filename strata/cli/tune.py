@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from strata.cli import tune_study
+from strata.cli import tune_move, tune_study
 from strata.cli.console import EXIT_INTERRUPTED, fail_cleanly, needs_extra, note, say, show_table
 from strata.cli.tune_options import (
     DATABASE_NAME,
@@ -48,6 +48,9 @@ app = typer.Typer(
 app.command("replay")(tune_study.replay)
 app.command("verdict")(tune_study.verdict)
 app.command("compare")(tune_study.compare)
+app.command("import")(tune_move.import_)
+app.command("export")(tune_move.export)
+app.command("doctor")(tune_move.doctor)
 
 
 @app.command()
@@ -100,42 +103,6 @@ def run_trials(
     with JsonlStore(jsonl) as store:
         _run(chosen, store, device=device, resume=True, where=str(jsonl), out=jsonl.parent)
     say(f"take them home with: strata tune import {jsonl}")
-
-
-@app.command("import")
-@fail_cleanly()
-def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="JSON lines of run-trials.")],
-    out: OutOption = DEFAULT_OUT,
-    db: DbOption = None,
-) -> None:
-    """Take trials that ran elsewhere into the database; a trial that is there stays as it is."""
-    with needs_extra("strata tune import"):
-        from strata.tuner.store import import_jsonl, open_database
-        from strata.tuner.sweep import count_pairs
-    with open_database(db or out / DATABASE_NAME) as store:
-        study, new, known = import_jsonl(store, file)
-        done, total = count_pairs(study, store)
-    say(
-        f"study {study.study} ({study.name}): {new} trials new, {known} known; {done}/{total} pairs"
-    )
-    say(f"conclude with: strata tune report {study.study}")
-
-
-@app.command()
-@fail_cleanly()
-def export(
-    study: StudyArgument,
-    jsonl: Annotated[Path, typer.Option(metavar="FILE", help="Where the trials are written.")],
-    out: OutOption = DEFAULT_OUT,
-    db: DbOption = None,
-) -> None:
-    """Write one study of the database as JSON lines."""
-    with needs_extra("strata tune export"):
-        from strata.tuner.store import export_jsonl, open_database
-    with open_database(db or out / DATABASE_NAME, must_exist=True) as store:
-        count = export_jsonl(store, study, jsonl)
-    say(f"{count} trials in {jsonl}")
 
 
 @app.command()

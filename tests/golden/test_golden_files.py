@@ -18,7 +18,7 @@ from strata.policy.table_document import to_document
 from strata.policy.table_file import load_table, read_document
 from strata.tuner.conclude import conclude
 from strata.tuner.report import summarise
-from strata.tuner.store import MemoryStore, export_jsonl, import_jsonl
+from strata.tuner.store import MemoryStore, export_jsonl, import_study
 from strata.tuner.store.duck import DuckStore
 from strata.tuner.sweep import count_pairs
 
@@ -58,10 +58,10 @@ def test_the_database_opens_and_holds_what_was_written(store: DuckStore) -> None
 def test_the_json_lines_hold_the_same_trials(store: DuckStore, tmp_path: Path) -> None:
     lines = unpacked("trials-1.jsonl.xz", tmp_path)
     elsewhere = MemoryStore()
-    study, new, known = import_jsonl(elsewhere, lines)
+    study, new, known = import_study(elsewhere, lines)
     assert (study.study, new, known) == (STUDY, 32, 0)
     with store:
-        assert import_jsonl(store, lines)[1:] == (0, 32)
+        assert import_study(store, lines)[1:] == (0, 32)
         assert store.studies() == elsewhere.studies()
         assert store.trials(STUDY) == elsewhere.trials(STUDY)
     export_jsonl(elsewhere, STUDY, tmp_path / "again.jsonl")

@@ -16,7 +16,7 @@ from tuner_samples import all_pairs, make_records, other_study
 
 from strata.errors import StoreError
 from strata.tuner.record import COLUMNS
-from strata.tuner.store import JsonlStore, MemoryStore, TrialStore, export_jsonl, import_jsonl
+from strata.tuner.store import JsonlStore, MemoryStore, TrialStore, export_jsonl, import_study
 from strata.tuner.store.duck import DuckStore
 from strata.tuner.store.migrations import MIGRATIONS, expected_columns
 from strata.tuner.study import StudyRecord
@@ -379,8 +379,8 @@ def test_jsonl_goes_home_and_twice_is_once(study: StudyRecord, tmp_path: Path) -
         away.add_trials(make_records(pair))
     assert export_jsonl(away, study.study, tmp_path / "t.jsonl") == 8
     with DuckStore(tmp_path / "t.duckdb") as home:
-        assert import_jsonl(home, tmp_path / "t.jsonl") == (study, 8, 0)
-        assert import_jsonl(home, tmp_path / "t.jsonl") == (study, 0, 8)
+        assert import_study(home, tmp_path / "t.jsonl") == (study, 8, 0)
+        assert import_study(home, tmp_path / "t.jsonl") == (study, 0, 8)
         assert home.trials(study.study) == away.trials(study.study)
 
 
@@ -394,7 +394,7 @@ def test_jsonl_with_other_figures_is_refused(study: StudyRecord, tmp_path: Path)
     away.add_trials(make_records(pair, gain=1.5))
     export_jsonl(away, study.study, tmp_path / "t.jsonl")
     with pytest.raises(StoreError, match="other figures"):
-        import_jsonl(home, tmp_path / "t.jsonl")
+        import_study(home, tmp_path / "t.jsonl")
 
 
 @pytest.mark.parametrize("cut", [1, 200, 2500])
@@ -430,4 +430,4 @@ def test_a_damaged_jsonl_names_its_line(
     path = tmp_path / "t.jsonl"
     path.write_text(json.dumps(study.to_json()) + "\n" + line + "\n")
     with pytest.raises(StoreError, match=message):
-        import_jsonl(MemoryStore(), path)
+        import_study(MemoryStore(), path)

@@ -1,28 +1,55 @@
-"""Keep trials: the contract, the reference in memory, the database, the JSON lines."""
+"""Keep trials: the contract, the reference in memory, the database, the files that travel."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from strata.errors import StoreError
 from strata.tuner.store.base import TrialStore
-from strata.tuner.store.jsonl import JsonlStore, export_jsonl, import_jsonl
+from strata.tuner.store.jsonl import JsonlStore, export_jsonl, read_jsonl
 from strata.tuner.store.memory import MemoryStore
+from strata.tuner.study import StudyRecord
+
+if TYPE_CHECKING:
+    from strata.tuner.store.duck import DuckStore
 
 __all__ = [
     "JsonlStore",
     "MemoryStore",
     "TrialStore",
     "export_jsonl",
-    "import_jsonl",
+    "import_study",
     "open_database",
 ]
 
 
-def open_database(path: Path, *, must_exist: bool = False) -> TrialStore:
+def open_database(path: Path, *, must_exist: bool = False) -> DuckStore:
     """Open the trial database at `path`; raise StoreError where it is locked, newer or foreign."""
     try:
         from strata.tuner.store.duck import DuckStore
     except ImportError:
         raise StoreError("the trial database needs duckdb: pip install 'strata[tune]'") from None
     return DuckStore(path, must_exist=must_exist)
+
+
+def import_study(store: TrialStore, path: Path) -> tuple[StudyRecord, int, int]:
+    """Take a file of JSON lines, or a folder of Parquet, into `store`.
+
+    Returns its study, how many trials were new and how many known. A trial that is there already
+    must be the same to the last digit, else StoreError.
+    """
+    if path.is_dir():
+        from strata.tuner.store.parquet import read_parquet
+
+        study, trials = read_parquet(path)
+    else:
+        study, trials = read_jsonl(path)
+    store.add_study(study)
+    known = {trial.trial_id: trial for trial in store.trials(study.study)}
+    for trial in trials:
+        if known.get(trial.trial_id, trial) != trial:
+            raise StoreError(f"{path}: trial {trial.trial_id} is stored already with other figures")
+    new = [trial for trial in trials if trial.trial_id not in known]
+    store.add_trials(new)
+    return study, len(new), len(trials) - len(new)

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, Self, get_args
 
 from strata.errors import StoreError
 from strata.tuner.record import COLUMNS, TrialRecord
@@ -80,7 +80,7 @@ class TrialStore(ABC):
         rows = [record.to_json() for record in self.trials(study)]
         return pd.DataFrame(rows, columns=list(COLUMNS))
 
-    def __enter__(self) -> TrialStore:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

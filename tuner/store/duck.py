@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 import duckdb
 
@@ -23,16 +24,23 @@ from strata.tuner.store.migrations import MIGRATIONS, VERSION
 from strata.tuner.study import StudyRecord
 
 STORAGE_VERSION = "v1.2.0"
+ROW_NUMBER = "row number"
+"""How `raw_rows` calls the database's own count of a row."""
+
 _MARK = "strata trial store"
 _JSON_COLUMNS = ("ledger", "environment", "conditions")
-_STUDY_COLUMNS = tuple(field.name for field in fields(StudyRecord))
+STUDY_COLUMNS = tuple(field.name for field in fields(StudyRecord))
 
 
 class DuckStore(TrialStore):
-    """Keeps studies and trials in the DuckDB file at `path`, made where it is missing."""
+    """Keeps studies and trials in the DuckDB file at `path`, made where it is missing.
 
-    def __init__(self, path: Path, *, must_exist: bool = False) -> None:
+    With `read_only` the file stays as it is, its schema included.
+    """
+
+    def __init__(self, path: Path, *, must_exist: bool = False, read_only: bool = False) -> None:
         self.path = path
+        self._read_only = read_only
         if must_exist and not path.is_file():
             raise StoreError(f"no trial database at {path}; `strata tune` makes one")
         self._refuse_foreign()
@@ -40,7 +48,9 @@ class DuckStore(TrialStore):
         self._db = duckdb.connect(":memory:")
         try:
             self._attach()
-            self._migrate()
+            self.found_version = self._version()
+            if not read_only:
+                self._migrate(self.found_version)
         except BaseException:
             self.close()
             if is_new and path.is_file() and not path.stat().st_size:
@@ -55,7 +65,7 @@ class DuckStore(TrialStore):
                     raise StoreError(f"study {study.study} is stored already with other facts")
                 return
         with self._transaction():
-            self._insert("studies", _STUDY_COLUMNS, [study.to_json()])
+            self._insert("studies", STUDY_COLUMNS, [study.to_json()])
 
     def add_trials(self, records: Sequence[TrialRecord]) -> None:
         """Add the runs of a pair, all or none."""
@@ -70,7 +80,7 @@ class DuckStore(TrialStore):
 
     def studies(self) -> list[StudyRecord]:
         """Return every study, oldest first."""
-        rows = self._select("studies", _STUDY_COLUMNS, "true", [])
+        rows = self._select("studies", STUDY_COLUMNS, "true", [])
         return [StudyRecord.from_json(row, origin=str(self.path)) for row in rows]
 
     def trials(self, study: str) -> list[TrialRecord]:
@@ -83,6 +93,19 @@ class DuckStore(TrialStore):
         with self._reported("cannot be read"):
             rows = self._db.execute("SELECT trial_id FROM trials WHERE study = ?", [study])
             return {row[0] for row in rows.fetchall()}
+
+    def copy_rows(self, table: str, study: str, path: Path) -> int:
+        """Write the rows of one study in `table` as Parquet, in their order, and count them."""
+        names = ", ".join(f'"{name}"' for name in _columns_of(table))
+        query = f"SELECT {names} FROM {table} WHERE study = {quoted(study)} ORDER BY ordinal"
+        with self._reported("cannot be exported"):
+            self._db.execute(
+                f"COPY ({query}) TO {quoted(str(path))} (FORMAT parquet, COMPRESSION zstd)"
+            )
+            (count,) = self._db.execute(
+                f"SELECT count(*) FROM {table} WHERE study = ?", [study]
+            ).fetchall()[0]
+        return int(count)
 
     def add_try(self, study: str, pair_id: str, outcome: Outcome) -> None:
         """Note that a try of a pair began, or how it ended without a result."""
@@ -100,18 +123,19 @@ class DuckStore(TrialStore):
                 found.setdefault(pair, Counter())[outcome] += 1
         return found
 
-    def raw_rows(self, table: str) -> list[dict[str, object]]:
-        """Return every row of a table as it is kept, in its order, for a check of the file."""
+    def raw_rows(self, table: str) -> list[dict[str, Any]]:
+        """Return every row of a table as it is kept, with its number, for a check of the file."""
         with self._reported("cannot be read"):
-            found = self._db.execute(f"SELECT * FROM {table} ORDER BY ordinal")
+            query = f'SELECT rowid AS "{ROW_NUMBER}", * FROM {table} ORDER BY ordinal, rowid'
+            found = self._db.execute(query)
             names = [column[0] for column in found.description or ()]
             return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
 
-    def remove_rows(self, table: str, ordinals: Sequence[int]) -> None:
-        """Take rows out of a table by their ordinals; only a repair does."""
+    def remove_rows(self, table: str, numbers: Sequence[int]) -> None:
+        """Take rows out of a table by their numbers of this moment; only a repair does."""
         with self._transaction():
             self._db.execute(
-                f"DELETE FROM {table} WHERE ordinal IN (SELECT unnest(?))", [list(ordinals)]
+                f"DELETE FROM {table} WHERE rowid IN (SELECT unnest(?))", [list(numbers)]
             )
 
     def close(self) -> None:
@@ -133,10 +157,10 @@ class DuckStore(TrialStore):
         return tuple(name for name in COLUMNS if name in here or name not in LATER_COLUMNS)
 
     def _attach(self) -> None:
-        where = str(self.path).replace("'", "''")
+        how = "READ_ONLY" if self._read_only else f"STORAGE_VERSION '{STORAGE_VERSION}'"
         with self._reported("cannot be opened"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._db.execute(f"ATTACH '{where}' AS db (STORAGE_VERSION '{STORAGE_VERSION}')")
+            self._db.execute(f"ATTACH {quoted(str(self.path))} AS db ({how})")
             self._db.execute("USE db")
 
     def _refuse_foreign(self) -> None:
@@ -151,9 +175,8 @@ class DuckStore(TrialStore):
         if head[8:12] != b"DUCK":
             raise StoreError(f"{self.path} is not a trial database; give --db another path")
 
-    def _migrate(self) -> None:
-        """Bring the schema up to date, one step a transaction."""
-        version = self._version()
+    def _migrate(self, version: int) -> None:
+        """Bring the schema up to date from `version`, one step a transaction."""
         if version > VERSION:
             raise StoreError(
                 f"{self.path} was written by a newer strata (schema {version}, this one knows "
@@ -212,18 +235,7 @@ class DuckStore(TrialStore):
             rows = self._db.execute(
                 f"SELECT {names} FROM {table} WHERE {where} ORDER BY ordinal", values
             ).fetchall()
-        for values_of_row in rows:
-            row = dict(zip(columns, values_of_row, strict=True))
-            for name in _JSON_COLUMNS:
-                if isinstance(row.get(name), str):
-                    row[name] = self._parse(row[name], name)
-            yield row
-
-    def _parse(self, text: str, column: str) -> object:
-        try:
-            return json.loads(text)
-        except ValueError:
-            raise StoreError(f"{self.path} is damaged: a {column} is not JSON") from None
+        yield from plain_rows(rows, columns, origin=str(self.path))
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -249,6 +261,30 @@ class DuckStore(TrialStore):
             raise StoreError(f"{self.path} {what}: {_reason(error)}") from None
         except OSError as error:
             raise StoreError(f"{self.path} {what}: {error.strerror or error}") from None
+
+
+def plain_rows(
+    rows: Iterable[Sequence[object]], columns: Sequence[str], *, origin: str
+) -> Iterator[dict[str, object]]:
+    """Yield rows by column name, what is kept as JSON text parsed."""
+    for values in rows:
+        row = dict(zip(columns, values, strict=True))
+        for name in _JSON_COLUMNS:
+            if isinstance(text := row.get(name), str):
+                try:
+                    row[name] = json.loads(text)
+                except ValueError:
+                    raise StoreError(f"{origin} is damaged: a {name} is not JSON") from None
+        yield row
+
+
+def quoted(text: str) -> str:
+    """Return a text as a literal of SQL, where no parameter may stand."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _columns_of(table: str) -> tuple[str, ...]:
+    return STUDY_COLUMNS if table == "studies" else tuple(COLUMNS)
 
 
 def _reason(error: Exception) -> str:

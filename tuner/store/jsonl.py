@@ -20,6 +20,13 @@ from strata.files import write_whole
 from strata.tuner.arms import ORDER
 from strata.tuner.record import TrialRecord
 from strata.tuner.store.base import OUTCOMES, Outcome, TrialStore
+from strata.tuner.store.manifest import (
+    FileFacts,
+    beside,
+    check_manifest,
+    check_rows,
+    write_manifest,
+)
 from strata.tuner.store.memory import MemoryStore
 from strata.tuner.study import StudyRecord
 
@@ -35,6 +42,7 @@ class JsonlStore(MemoryStore):
         whole = _fill(self, path) if path.is_file() else 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            beside(path).unlink(missing_ok=True)  # it spoke of the file before it grew
             self._file = path.open("ab")
             self._file.truncate(whole)
         except OSError as error:
@@ -76,38 +84,38 @@ class JsonlStore(MemoryStore):
 
 
 def export_jsonl(store: TrialStore, study: str, path: Path) -> int:
-    """Write one study as JSON lines beside `path`, rename it there, and count its trials."""
+    """Write one study as JSON lines and their manifest beside; count its trials.
+
+    Each file is written beside its place and renamed there.
+    """
     record = store.study(study)
     trials = store.trials(record.study)
     lines = [_study_line(record), *(trial.to_line() for trial in trials)]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        beside(path).unlink(missing_ok=True)
         write_whole(path, "".join(line + "\n" for line in lines).encode())
+        if path.is_file():
+            facts = FileFacts.of(path, rows=len(lines))
+            write_manifest(beside(path), study=record.study, files={path.name: facts})
     except OSError as error:
         raise StoreError(f"{path} cannot be written: {error.strerror}") from None
     return len(trials)
 
 
-def import_jsonl(store: TrialStore, path: Path) -> tuple[StudyRecord, int, int]:
-    """Take a file's trials into `store`; return its study, how many were new and how many known.
-
-    A trial that is there already must be the same to the last digit, else StoreError.
-    """
+def read_jsonl(path: Path) -> tuple[StudyRecord, list[TrialRecord]]:
+    """Return the study of a file and its trials, held against a manifest where one is beside."""
+    if beside(path).is_file():
+        files = check_manifest(beside(path))
+        if path.name not in files:
+            raise StoreError(f"{beside(path)} does not name {path.name}")
+        check_rows(path, files[path.name], found=path.read_bytes().count(b"\n"))
     source = MemoryStore()
     _fill(source, path)
     if not source.studies():
         raise StoreError(f"{path} holds no study; `strata tune run-trials` writes such a file")
     study = source.studies()[0]
-    store.add_study(study)
-    known = {trial.trial_id: trial for trial in store.trials(study.study)}
-    new = []
-    for trial in source.trials(study.study):
-        if trial.trial_id not in known:
-            new.append(trial)
-        elif known[trial.trial_id] != trial:
-            raise StoreError(f"{path}: trial {trial.trial_id} is stored already with other figures")
-    store.add_trials(new)
-    return study, len(new), len(source.trials(study.study)) - len(new)
+    return study, source.trials(study.study)
 
 
 def _fill(store: MemoryStore, path: Path) -> int:

@@ -1,0 +1,103 @@
+"""The `strata tune` commands that move studies between databases, and look one over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from strata.cli.console import fail_cleanly, needs_extra, note, say, show_table
+from strata.cli.tune_options import (
+    DATABASE_NAME,
+    DEFAULT_OUT,
+    DatabaseOption,
+    DbOption,
+    OutOption,
+    StudyArgument,
+)
+from strata.errors import StoreError, UsageError
+
+
+@fail_cleanly()
+def import_(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE|FOLDER", help="JSON lines of run-trials or export, or a Parquet folder."
+        ),
+    ],
+    out: OutOption = DEFAULT_OUT,
+    db: DbOption = None,
+) -> None:
+    """Take trials that ran elsewhere into the database; a trial that is there stays as it is.
+
+    What a manifest speaks of is held against it first, and a damaged file is refused.
+    """
+    with needs_extra("strata tune import"):
+        from strata.tuner.store import import_study, open_database
+        from strata.tuner.sweep import count_pairs
+    with open_database(db or out / DATABASE_NAME) as store:
+        study, new, known = import_study(store, file)
+        done, total = count_pairs(study, store)
+    say(
+        f"study {study.study} ({study.name}): {new} trials new, {known} known; {done}/{total} pairs"
+    )
+    say(f"conclude with: strata tune report {study.study}")
+
+
+@fail_cleanly()
+def export(
+    study: StudyArgument,
+    jsonl: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write JSON lines, and a manifest beside.")
+    ] = None,
+    parquet: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write Parquet and a manifest into a new folder."),
+    ] = None,
+    out: OutOption = DEFAULT_OUT,
+    db: DbOption = None,
+) -> None:
+    """Write one study of the database as files that `strata tune import` reads."""
+    if jsonl is None and parquet is None:
+        raise UsageError("say where to: --jsonl FILE or --parquet FOLDER")
+    with needs_extra("strata tune export"):
+        from strata.tuner.store import export_jsonl, open_database
+        from strata.tuner.store.parquet import export_parquet
+    with open_database(db or out / DATABASE_NAME, must_exist=True) as store:
+        if jsonl is not None:
+            say(f"{export_jsonl(store, study, jsonl)} trials in {jsonl}")
+        if parquet is not None:
+            say(f"{export_parquet(store, study, parquet)} trials in {parquet}")
+
+
+@fail_cleanly()
+def doctor(
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair", help="Take out what is wrong; it is kept in JSON lines beside the database."
+        ),
+    ] = False,
+    db: DatabaseOption = DEFAULT_OUT / DATABASE_NAME,
+) -> None:
+    """Check a trial database: schema, hashes, every row, whole pairs; say what is unfinished."""
+    from strata.cli.study_view import findings_table
+
+    with needs_extra("strata tune doctor"):
+        from strata.tuner.passages import passages_hash_here
+        from strata.tuner.store import doctor as surgery
+    found = surgery.examine(db, passages_hash_here)
+    say(f"{db}: schema {found.version}, {len(found.studies)} studies, {found.num_trials} trials")
+    if found.findings:
+        show_table(findings_table(found))
+    if repair and found.of("wrong"):
+        note(f"taken out and kept in {surgery.repair(db)}")
+        found = surgery.examine(db, passages_hash_here)
+    left = found.of("wrong", "lost")
+    if not left:
+        say("nothing is wrong")
+        return
+    hint = "" if repair or not found.of("wrong") else "; --repair takes them out and keeps them"
+    raise StoreError(f"{db}: {len(left)} findings are wrong{hint}")

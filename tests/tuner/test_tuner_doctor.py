@@ -1,0 +1,202 @@
+"""The doctor finds what is wrong with a database, and a repair loses nothing."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import duckdb
+import pytest
+from tuner_samples import all_pairs, make_records, other_study
+from typer.testing import CliRunner
+
+from strata.cli.tune import app
+from strata.errors import StoreError
+from strata.tuner.store.doctor import Examination, examine, repair
+from strata.tuner.store.duck import DuckStore
+from strata.tuner.store.migrations import VERSION
+from strata.tuner.study import StudyRecord
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+LOSE_KEYS = (
+    "CREATE TABLE copied AS SELECT * FROM {0}; DROP TABLE {0}; ALTER TABLE copied RENAME TO {0}"
+)
+
+
+@pytest.fixture
+def database(study: StudyRecord, tmp_path: Path) -> Path:
+    path = tmp_path / "trials.duckdb"
+    with DuckStore(path) as store:
+        for one in (study, other_study(study)):
+            store.add_study(one)
+            for pair in all_pairs(one):
+                store.add_trials(make_records(pair, model_hash=one.model_hash))
+    return path
+
+
+def change(path: Path, *statements: str) -> None:
+    with duckdb.connect(str(path)) as raw:
+        for statement in statements:
+            raw.execute(statement)
+
+
+def bad(found: Examination) -> list[str]:
+    return [finding.message for finding in found.of("wrong", "lost")]
+
+
+def hashes(study: StudyRecord) -> str:
+    return study.passages_sha256
+
+
+def test_a_sound_database_has_no_finding_and_is_not_touched(database: Path) -> None:
+    before = database.read_bytes()
+    found = examine(database, hashes)
+    assert (found.version, len(found.studies)) == (VERSION, 2)
+    assert [one.message for one in found.findings] == [
+        "it was measured by another protocol than this strata's"
+    ] * sum(one.message.startswith("it was measured") for one in found.findings)
+    assert not bad(found)
+    assert repair(database) is None
+    assert database.read_bytes() == before
+
+
+DAMAGES: dict[str, tuple[list[str], str]] = {
+    "orphans": (["DELETE FROM studies WHERE model_hash LIKE 'ef%'"], "trials of no study"),
+    "one side": (['DELETE FROM trials WHERE ordinal = 2'], "holds 3 of 4 runs"),
+    "a figure that cannot be": (
+        ["UPDATE trials SET rounds_per_s = -1 WHERE ordinal = 5"], "'rounds_per_s' cannot be"),
+    "a kind of its own": (["UPDATE trials SET kind = 'slow' WHERE ordinal = 9"], "kind 'slow'"),
+    "a ledger that is no JSON": (
+        ["UPDATE trials SET ledger = '{' WHERE ordinal = 3"], "ledger is not JSON"),
+    "another plan's trial": (
+        ["UPDATE trials SET trial_id = 'x', pair_id = 'y' WHERE ordinal <= 4 AND ordinal > 3",
+         "DELETE FROM trials WHERE ordinal < 4"], "holds 1 of 4 runs"),
+    "another engine's trial": (
+        ["UPDATE trials SET engine_version = '9' WHERE ordinal = 4"], "engine_version is not"),
+    "an edited plan": (
+        ["UPDATE studies SET plan = replace(plan, 'small', 'large') WHERE model_hash LIKE 'ab%'"],
+        "its plan was changed"),
+    "another hash of the passages": (
+        ["UPDATE studies SET passages_sha256 = 'x' WHERE model_hash LIKE 'ab%'"],
+        "does not match its own facts"),
+    "a trial twice": (
+        [LOSE_KEYS.format("trials"), "INSERT INTO trials SELECT * FROM trials WHERE ordinal = 3"],
+        "is there 2 times"),
+    "a trial twice with other figures": (
+        [LOSE_KEYS.format("trials"), "INSERT INTO trials SELECT * FROM trials WHERE ordinal = 3",
+         "UPDATE trials SET tok_s = 1 WHERE rowid = (SELECT max(rowid) FROM trials)"],
+        "and not alike"),
+    "a study twice": (
+        [LOSE_KEYS.format("studies"), "INSERT INTO studies SELECT * FROM studies LIMIT 1"],
+        "is there 2 times"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_each_damage_is_found_and_repaired(name: str, database: Path) -> None:
+    statements, message = DAMAGES[name]
+    rows = "SELECT (SELECT count(*) FROM trials) + (SELECT count(*) FROM studies)"
+    change(database, *statements)
+    found = examine(database, hashes)
+    assert any(message in one for one in bad(found)), bad(found)
+    with duckdb.connect(str(database)) as raw:
+        before = raw.execute(rows).fetchall()[0][0]
+    kept = repair(database)
+    assert kept is not None
+    lines = [json.loads(line) for line in kept.read_text().splitlines()]
+    with duckdb.connect(str(database)) as raw:
+        after = raw.execute(rows).fetchall()[0][0]
+    assert before == after + len(lines)
+    assert {line["table"] for line in lines} <= {"trials", "studies"}
+    assert not bad(examine(database, hashes))
+    with DuckStore(database) as store:
+        for study in store.studies():
+            assert len(store.trials(study.study)) % 4 == 0
+
+
+def test_what_is_unfinished_or_failed_is_a_note(study: StudyRecord, tmp_path: Path) -> None:
+    path = tmp_path / "t.duckdb"
+    with DuckStore(path) as store:
+        store.add_study(study)
+        store.add_trials(make_records(all_pairs(study)[0], kind="timeout"))
+    found = examine(path, lambda study: None)
+    notes = " ".join(one.message for one in found.of("note"))
+    assert not bad(found)
+    total = 4 * len(all_pairs(study))
+    assert f"4 of {total} planned trials" in notes
+    assert "4 timeout" in notes
+    assert "its model is not here" in notes
+    assert "its passages differ" in " ".join(
+        one.message for one in examine(path, lambda study: "other").of("note")
+    )
+
+
+def test_an_older_schema_is_looked_at_in_a_copy(tmp_path: Path) -> None:
+    path = tmp_path / "old.duckdb"
+    path.write_bytes(lzma.decompress((GOLDEN / "store-1.duckdb.xz").read_bytes()))
+    before = path.read_bytes()
+    found = examine(path)
+    assert found.version == 1
+    assert not bad(found)
+    assert (VERSION == 1) or found.findings[0].place == "schema"
+    assert path.read_bytes() == before
+
+
+def test_what_is_no_database_is_said(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no trial database"):
+        examine(tmp_path / "nothing")
+    (tmp_path / "text").write_text("hello, this is text")
+    with pytest.raises(StoreError, match="is not a trial database"):
+        examine(tmp_path / "text")
+
+
+def test_damaged_blocks_are_said(database: Path) -> None:
+    content = bytearray(database.read_bytes())
+    for at in range(12_288, len(content), 1_024):
+        content[at] ^= 255
+    database.write_bytes(bytes(content))
+    with pytest.raises(StoreError, match=r"trials\.duckdb cannot be"):
+        examine(database)
+
+
+Doctor = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def doctor(monkeypatch: pytest.MonkeyPatch) -> Doctor:
+    monkeypatch.setattr("strata.tuner.passages.passages_hash_here", hashes)
+
+    def run(*words: object) -> tuple[int, str, str]:
+        result = CliRunner().invoke(app, ["doctor", *map(str, words)])
+        return result.exit_code, result.stdout, result.stderr
+
+    return run
+
+
+def test_the_command_says_what_it_did(database: Path, doctor: Doctor) -> None:
+    assert doctor("--db", database)[0] == 0
+    change(database, "DELETE FROM trials WHERE ordinal = 2")
+    code, output, errors = doctor("--db", database)
+    assert code == 2
+    assert "3 of 4 runs" in " ".join(output.split())
+    assert "1 findings are wrong; --repair" in errors
+    code, output, errors = doctor("--db", database, "--repair")
+    assert code == 0, errors
+    assert "nothing is wrong" in output
+    assert "taken out and kept in" in errors
+    assert len(list(database.parent.glob("*.removed-*.jsonl"))) == 1
+
+
+def test_a_repaired_study_goes_on(study: StudyRecord, database: Path) -> None:
+    """What was taken out is what a sweep would measure again."""
+    change(database, "DELETE FROM trials WHERE ordinal = 2")
+    assert repair(database)
+    with DuckStore(database) as store:
+        ids = store.trial_ids(study.study)
+        missing = [p for p in all_pairs(study) if p.trial_id(0) not in ids]
+        assert [p.pair_id for p in missing] == [all_pairs(study)[0].pair_id]
+        store.add_trials([replace(one, tok_s=7.0) for one in make_records(missing[0])])
+    assert not bad(examine(database, hashes))

@@ -1,0 +1,258 @@
+"""Look a trial database over, and repair what can be repaired without losing a figure.
+
+Every row is read as it is kept, so that one damaged row does not hide the others. A repair takes
+rows out and writes them, as they were, into JSON lines beside the database first; what belongs to
+a plan is then measured again by ``--resume``. Nothing is ever made up or changed.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from strata.errors import StoreError
+from strata.files import write_whole
+from strata.tuner.arms import ORDER, digest
+from strata.tuner.measure import PROTOCOL
+from strata.tuner.record import COLUMNS, TrialRecord
+from strata.tuner.store.duck import ROW_NUMBER, STUDY_COLUMNS, DuckStore, plain_rows
+from strata.tuner.store.migrations import VERSION
+from strata.tuner.study import StudyRecord
+
+Row = dict[str, Any]
+State = Literal["wrong", "lost", "note"]
+"""``wrong`` can be repaired, ``lost`` cannot, a ``note`` is no fault."""
+
+PassagesHash = Callable[[StudyRecord], str | None]
+"""Returns the hash of a study's passages as they are here, None where its model is not here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was found, and the rows that a repair would take out."""
+
+    state: State
+    place: str
+    message: str
+    trials: tuple[int, ...] = ()
+    """Row numbers, as the database gives them until it is written to."""
+    studies: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Examination:
+    """What a database holds and what is wrong with it."""
+
+    version: int
+    studies: list[StudyRecord] = field(default_factory=list)
+    num_trials: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+    def of(self, *states: State) -> list[Finding]:
+        """Return the findings of some states."""
+        return [one for one in self.findings if one.state in states]
+
+
+def examine(path: Path, passages_hash: PassagesHash = lambda study: None) -> Examination:
+    """Return what is found in the database at `path`, which is only read.
+
+    Raises StoreError where it cannot be opened or read at all: another run has it, a newer strata
+    wrote it, it is something else, or its blocks are damaged.
+    """
+    if not path.is_file():
+        raise StoreError(f"no trial database at {path}; `strata tune` makes one")
+    with DuckStore(path, read_only=True) as store:
+        version = store.found_version
+        if version > VERSION:
+            raise StoreError(
+                f"{path} was written by a newer strata (schema {version}, this one knows {VERSION})"
+            )
+        if version == VERSION:
+            return _examine(store, version, passages_hash)
+    with tempfile.TemporaryDirectory() as scratch:  # an older schema: look at a migrated copy
+        copy = Path(scratch) / path.name
+        for suffix in ("", ".wal"):
+            part = path.with_name(path.name + suffix)
+            if part.is_file():
+                shutil.copyfile(part, copy.with_name(copy.name + suffix))
+        with DuckStore(copy) as store:
+            found = _examine(store, version, passages_hash)
+    words = (
+        f"schema {version}, and this strata writes {VERSION}; opening it to measure brings it up"
+    )
+    found.findings.insert(0, Finding(state="note", place="schema", message=words))
+    return found
+
+
+def repair(path: Path) -> Path | None:
+    """Take out the rows of every ``wrong`` finding; return the file that keeps them, if any.
+
+    Raises StoreError where the database or the file beside it cannot be written.
+    """
+    with DuckStore(path, must_exist=True) as store:  # opening it brings the schema up to date
+        wrong = _examine(store, VERSION, lambda study: None).of("wrong")
+        taken = {
+            "trials": {one for finding in wrong for one in finding.trials},
+            "studies": {one for finding in wrong for one in finding.studies},
+        }
+        lines = [
+            json.dumps({"table": table, "row": row}, default=str)
+            for table, numbers in taken.items()
+            for row in store.raw_rows(table)
+            if row[ROW_NUMBER] in numbers
+        ]
+        if not lines:
+            return None
+        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%fZ")
+        kept = path.with_name(f"{path.name}.removed-{stamp}.jsonl")
+        try:
+            write_whole(kept, "".join(line + "\n" for line in lines).encode())
+        except OSError as error:
+            raise StoreError(f"{kept} cannot be written: {error.strerror}") from None
+        for table, numbers in taken.items():
+            store.remove_rows(table, sorted(numbers))
+    return kept
+
+
+def _examine(store: DuckStore, version: int, passages_hash: PassagesHash) -> Examination:
+    studies, trials = store.raw_rows("studies"), store.raw_rows("trials")
+    found = Examination(version=version, num_trials=len(trials))
+    found.findings += _duplicates("trial", "trial_id", trials)
+    found.findings += _duplicates("study", "study", studies)
+    by_study: dict[str, list[Row]] = defaultdict(list)
+    for row in trials:
+        by_study[str(row["study"])].append(row)
+    for row in studies:
+        mine = by_study.pop(str(row["study"]), [])
+        try:
+            study = StudyRecord.from_json(_plain(row, STUDY_COLUMNS), origin="the studies")
+        except StoreError as error:
+            taken = tuple(int(one[ROW_NUMBER]) for one in mine)
+            found.findings.append(
+                Finding(
+                    state="wrong",
+                    place=str(row["study"]),
+                    message=f"{error}; the study cannot be trusted, nor its {len(mine)} trials",
+                    trials=taken,
+                    studies=(int(row[ROW_NUMBER]),),
+                )
+            )
+            continue
+        found.studies.append(study)
+        found.findings += _of_study(study, mine, passages_hash)
+    for key, orphans in by_study.items():
+        found.findings.append(
+            _taken(key, orphans, f"{len(orphans)} trials of no study that is here")
+        )
+    return found
+
+
+def _duplicates(what: str, column: str, rows: list[Row]) -> Iterator[Finding]:
+    """Yield ids that stand twice; of a trial's copies that differ none is known to be right."""
+    counts = Counter(row[column] for row in rows)
+    for key in (one for one, count in counts.items() if count > 1):
+        same = [row for row in rows if row[column] == key]
+        alike = {json.dumps(row | {ROW_NUMBER: 0}, default=str, sort_keys=True) for row in same}
+        message = f"{what} {key} is there {len(same)} times"
+        spare = same[1:]
+        if len(alike) > 1:
+            message += " and not alike"
+            if what == "trial":
+                spare = [row for row in rows if row["pair_id"] == same[0]["pair_id"]]
+        numbers = tuple(int(row[ROW_NUMBER]) for row in spare)
+        of_table = {"trials": numbers} if what == "trial" else {"studies": numbers}
+        yield Finding(state="wrong", place=str(same[0]["study"]), message=message, **of_table)
+
+
+def _of_study(study: StudyRecord, rows: list[Row], passages_hash: PassagesHash) -> list[Finding]:
+    findings = _hashes(study, passages_hash)
+    pairs: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        pairs[str(row["pair_id"])].append(row)
+    planned = _planned(study)
+    if planned is None:
+        findings.append(_lost(study, "its plan is of a kind that this strata cannot read"))
+    sound: set[str] = set()
+    for key, runs in pairs.items():
+        if words := _damage(study, runs):
+            findings.append(_taken(study.study, runs, f"pair {key}: {words}"))
+        elif planned is not None and not {str(run["trial_id"]) for run in runs} <= planned:
+            findings.append(_taken(study.study, runs, f"pair {key} is none of its plan's"))
+        else:
+            sound |= {str(run["trial_id"]) for run in runs}
+    if planned is not None and (missing := len(planned - sound)):
+        words = f"{len(planned) - missing} of {len(planned)} planned trials are stored and sound; "
+        findings.append(_note(study, words + "go on with --resume"))
+    failed = Counter(str(row["kind"]) for row in rows if row["kind"] != "ok")
+    if failed:
+        listed = ", ".join(f"{count} {kind}" for kind, count in sorted(failed.items()))
+        findings.append(_note(study, f"trials without figures: {listed}"))
+    return findings
+
+
+def _hashes(study: StudyRecord, passages_hash: PassagesHash) -> list[Finding]:
+    """Hold the stored hashes against what is here; key and plan were checked as it was read."""
+    findings = []
+    if study.protocol_sha256 != digest(PROTOCOL):
+        findings.append(_note(study, "it was measured by another protocol than this strata's"))
+    here = passages_hash(study)
+    if here is None:
+        findings.append(_note(study, "its passages were not hashed: its model is not here"))
+    elif here != study.passages_sha256:
+        words = "its passages differ from those of this strata, so --resume starts another study"
+        findings.append(_note(study, words))
+    return findings
+
+
+def _planned(study: StudyRecord) -> set[str] | None:
+    """Return the ids of every trial of a study's plan, None where it cannot be read."""
+    try:
+        grid = study.grid
+    except StoreError:
+        return None
+    return {
+        pair.trial_id(position)
+        for pair in grid.every_pair(study=study.study)
+        for position in range(len(ORDER))
+    }
+
+
+def _damage(study: StudyRecord, runs: list[Row]) -> str:
+    """Return what is wrong with the runs of one pair, or nothing."""
+    for run in runs:
+        try:
+            record = TrialRecord.from_json(_plain(run, tuple(COLUMNS)), origin="the trials")
+        except StoreError as error:
+            return str(error)
+        for name in ("device", "model_hash", "engine_version"):
+            if getattr(record, name) != getattr(study, name):
+                return f"its {name} is not the study's"
+    places = sorted(int(run["position"]) for run in runs)
+    if sorted(set(places)) != list(range(len(ORDER))):
+        return f"it holds {len(runs)} of {len(ORDER)} runs"
+    return ""
+
+
+def _plain(row: Row, columns: tuple[str, ...]) -> dict[str, object]:
+    values = [row.get(name) for name in columns]
+    return next(plain_rows([values], columns, origin="a row"))
+
+
+def _taken(study: str, rows: list[Row], message: str) -> Finding:
+    ordinals = tuple(int(row[ROW_NUMBER]) for row in rows)
+    return Finding(state="wrong", place=study, message=message, trials=ordinals)
+
+
+def _lost(study: StudyRecord, message: str) -> Finding:
+    return Finding(state="lost", place=f"{study.study} ({study.name})", message=message)
+
+
+def _note(study: StudyRecord, message: str) -> Finding:
+    return Finding(state="note", place=f"{study.study} ({study.name})", message=message)
