@@ -18,8 +18,9 @@ from scipy.spatial.distance import cdist
 from scipy.special import ndtr
 
 from strata.models.cost_model import ASKED
-from strata.models.features import FallingCurve, pool_cells
+from strata.models.features import pool_cells
 from strata.models.latency import RoundTime
+from strata.models.misses import FallingCurve
 from strata.models.physics import Floats
 
 ARM_COLUMNS = (*ASKED, "tier_cells", "default_ring_cells", "gain")

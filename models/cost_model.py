@@ -19,7 +19,7 @@ from strata.errors import UsageError
 from strata.models.acceptance import Acceptance
 from strata.models.conformal import half_width
 from strata.models.features import num_rows, pool_cells
-from strata.models.frame import checked
+from strata.models.frame import checked, levelled
 from strata.models.latency import RoundTime
 from strata.models.physics import Floats
 
@@ -73,6 +73,7 @@ class RingCostModel(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         trials = trials[trials["kind"] == "ok"]
         if trials.empty:
             raise UsageError("no trial finished, so there is nothing to fit the cost model to")
+        trials = levelled(trials)
         self._fit_parts(trials)
         residuals = self._left_out_residuals(trials)
         self.half_widths_ = {
@@ -109,8 +110,8 @@ class RingCostModel(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return values
 
     def _fit_parts(self, trials: pd.DataFrame) -> None:
-        self.round_time_ = RoundTime.learn(trials)
         self.acceptance_ = Acceptance.learn(trials, self.penalty)
+        self.round_time_ = RoundTime.learn(trials, self.acceptance_)
 
     def _point(self, trials: pd.DataFrame) -> pd.DataFrame:
         seconds = self.round_time_.seconds(trials)

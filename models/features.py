@@ -1,10 +1,11 @@
 """Turn what a session is asked for into what a round has to do: cells, pages, experts, rows.
 
 Everything here can be computed before a session exists, so the same features serve fitting and
-prediction. What cannot be known from geometry is learned as a falling curve from the engine's
-own counters: the share of K/V lookups that miss, by the pool in units of what one row reads, and
-the expert misses of a round, by the expert slots that the ring leaves. The physics of the ring
-is `min(depth, ring)`: a ring larger than the context changes nothing.
+prediction. What geometry cannot say is learned from the engine's own counters
+(`strata.models.misses`). The physics of the ring is `min(depth, ring)`: a ring larger than the
+context changes nothing. Every feature but the expert misses is monotone: none rises with the pool,
+none falls with the depth; expert misses never rise with the slots. With prices that cannot be
+negative the time of a round has the same directions.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from sklearn.isotonic import IsotonicRegression
 
 from strata.config import Selection
 from strata.models.frame import effective_window_cells
+from strata.models.misses import FallingCurve, PageMisses
 from strata.models.physics import Floats
 
 NAMES = (
@@ -24,6 +25,8 @@ NAMES = (
     "drafts",
     "read_cells",
     "further_row_cells",
+    "scored_cells",
+    "further_row_scored_cells",
     "missed_cells",
     "window_cells",
     "missed_experts",
@@ -31,78 +34,70 @@ NAMES = (
 """What a round is paid for, in the order of the columns."""
 
 
-@dataclass(frozen=True, slots=True)
-class FallingCurve:
-    """A step-free curve that never rises, constant beyond its ends."""
-
-    at: tuple[float, ...]
-    values: tuple[float, ...]
-
-    @classmethod
-    def fit(cls, x: Floats, y: Floats) -> FallingCurve:
-        """Fit by isotonic regression (Barlow et al., 1972) on the finite points."""
-        finite = np.isfinite(x) & np.isfinite(y)
-        if not finite.any():
-            return cls((0.0,), (0.0,))
-        model = IsotonicRegression(increasing=False, out_of_bounds="clip")
-        model.fit(x[finite], y[finite])
-        return cls(tuple(map(float, model.X_thresholds_)), tuple(map(float, model.y_thresholds_)))
-
-    def __call__(self, x: Floats) -> Floats:
-        """Return the curve's values, between its points by straight lines."""
-        return np.interp(x, self.at, self.values)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Features:
     """The learned curves behind the features; made by `learn`, then never changed."""
 
-    kv_miss_ratio: FallingCurve | None
+    page_misses: PageMisses | None
     """None where the counters say nothing: then a cell is as likely resident as any other."""
+    dense_scale: float
+    """Missed cells of a round, dense reading, over the cells that the pool does not hold."""
     expert_misses: dict[int, FallingCurve]
     """By the rows of a round: a window of rows asks for more experts than one row does."""
 
     @classmethod
     def learn(cls, trials: pd.DataFrame) -> Features:
         """Fit the curves to the counters of finished trials."""
-        lookups = _numbers(trials, "kv_lookups")
-        ratio = None
-        if (lookups > 0).any():
-            counted = trials[lookups > 0]
-            hits = _numbers(counted, "kv_hits") / _numbers(counted, "kv_lookups")
-            ratio = FallingCurve.fit(pool_over_read(counted), 1 - hits)
+        missed = _numbers(trials, "kv_misses") * _numbers(trials, "page_cells")
+        missed /= _numbers(trials, "rounds")  # cells a round, all layers
+        counted = np.isfinite(missed) & (_numbers(trials, "kv_lookups") != 0)
+        rows = num_rows(trials)
+        slots = _numbers(trials, "expert_slots")
         per_round = _numbers(trials, "expert_misses") / _numbers(trials, "rounds")
-        slots, rows = _numbers(trials, "expert_slots"), num_rows(trials)
-        curves = {
-            int(count): FallingCurve.fit(slots[rows == count], per_round[rows == count])
-            for count in np.unique(rows)
-        }
-        return cls(kv_miss_ratio=ratio, expert_misses=curves)
+        return cls(
+            page_misses=_learn_pages(trials[counted], missed[counted]),
+            dense_scale=_learn_dense(trials[counted], missed[counted]),
+            expert_misses={
+                int(count): FallingCurve.fit(slots[rows == count], per_round[rows == count])
+                for count in np.unique(rows)
+            },
+        )
 
-    def matrix(self, trials: pd.DataFrame) -> Floats:
-        """Return the features [n, len(NAMES)] of what `trials` ask for; counters are not read."""
-        drafts = num_rows(trials) - 1
-        read = read_cells(trials)
+    def matrix(self, trials: pd.DataFrame, tokens_per_round: Floats) -> Floats:
+        """Return the features [n, len(NAMES)] of what `trials` ask for; counters are not read.
+
+        `tokens_per_round` [n] is what a round is expected to yield: pages move by the token.
+        """
+        further = num_rows(trials) - 1
+        read, scored = read_cells(trials), scored_cells(trials)
         window = effective_window_cells(trials).to_numpy(dtype=float)
         return np.column_stack(
             [
                 np.ones(len(trials)),
-                drafts,
+                further,
                 read,
-                drafts * read,
-                read * self._missed_ratio(trials),
-                drafts * window,
-                self._missed_experts(trials),
+                further * read,
+                scored,
+                further * scored,
+                self.missed_cells(trials, tokens_per_round),
+                further * window,
+                self.missed_experts(trials),
             ]
         )
 
-    def _missed_ratio(self, trials: pd.DataFrame) -> Floats:
-        if self.kv_miss_ratio is not None:
-            return self.kv_miss_ratio(pool_over_read(trials))
-        ratio: Floats = 1 - np.minimum(1, pool_cells(trials) / depth_cells(trials))
-        return ratio
+    def missed_cells(self, trials: pd.DataFrame, tokens_per_round: Floats) -> Floats:
+        """Return the cells that a round misses [n], all layers where counters were seen."""
+        pool, read, depth = pool_cells(trials), read_cells(trials), depth_cells(trials)
+        dense = self.dense_scale * np.maximum(depth - pool, 0)
+        if self.page_misses is None:
+            selected = read * (1 - np.minimum(1, pool / depth))
+        else:
+            curve = self.page_misses.cells_a_token(pool=pool, read=read, depth=depth)
+            selected = tokens_per_round * curve
+        missed: Floats = np.where(read < depth, selected, dense)
+        return missed
 
-    def _missed_experts(self, trials: pd.DataFrame) -> Floats:
+    def missed_experts(self, trials: pd.DataFrame) -> Floats:
         """Return the expert misses of a round; no slots recorded means that all are resident."""
         slots, rows = _numbers(trials, "expert_slots"), num_rows(trials)
         missed = np.zeros(len(trials))
@@ -110,6 +105,23 @@ class Features:
             here = (rows == count) & np.isfinite(slots)
             missed[here] = curve(slots[here])
         return missed
+
+
+def _learn_pages(trials: pd.DataFrame, missed: Floats) -> PageMisses | None:
+    pool, read, depth = pool_cells(trials), read_cells(trials), depth_cells(trials)
+    selecting = read < depth
+    if not (missed[selecting] > 0).any():
+        return None
+    a_token = (missed / _numbers(trials, "tokens_per_round"))[selecting]
+    return PageMisses.fit(
+        a_token, pool=pool[selecting], read=read[selecting], depth=depth[selecting]
+    )
+
+
+def _learn_dense(trials: pd.DataFrame, missed: Floats) -> float:
+    outside = depth_cells(trials) - pool_cells(trials)
+    dense = (read_cells(trials) >= depth_cells(trials)) & (outside > 0)
+    return float(np.median(missed[dense] / outside[dense])) if dense.any() else 1.0
 
 
 def depth_cells(trials: pd.DataFrame) -> Floats:
@@ -132,10 +144,11 @@ def read_cells(trials: pd.DataFrame) -> Floats:
     return read
 
 
-def pool_over_read(trials: pd.DataFrame) -> Floats:
-    """Return the pool that can be in use over what one row reads (1 and more: a row fits)."""
-    ratio: Floats = np.minimum(pool_cells(trials), depth_cells(trials)) / read_cells(trials)
-    return ratio
+def scored_cells(trials: pd.DataFrame) -> Floats:
+    """Return the cells whose bounds one row scores: all of them where it selects, else none."""
+    depth = depth_cells(trials)
+    scored: Floats = np.where(read_cells(trials) < depth, depth, 0.0)
+    return scored
 
 
 def num_rows(trials: pd.DataFrame) -> Floats:

@@ -7,8 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from strata.models.features import NAMES, Features
+from strata.models.acceptance import Acceptance
+from strata.models.features import NAMES, Features, num_rows
+from strata.models.frame import levelled
 from strata.models.physics import Floats, RelativeNNLS
+
+CONFIGURATION = (
+    "tier_cells", "mode", "spec", "ring_cells", "passage", "mtp_window_cells", "select",
+    "vram_budget_bytes",
+)  # fmt: skip
+"""What must be equal for two runs to be repeats of each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,21 +25,29 @@ class RoundTime:
 
     features: Features
     regression: RelativeNNLS
+    acceptance: Acceptance
+    """How many tokens a round yields, which decides how many pages it moves."""
 
     @classmethod
-    def learn(cls, trials: pd.DataFrame) -> RoundTime:
-        """Fit to finished trials; each passage of a configuration counts once."""
+    def learn(cls, trials: pd.DataFrame, acceptance: Acceptance | None = None) -> RoundTime:
+        """Fit to finished trials, levelled; each passage of a configuration counts once."""
         features = Features.learn(trials)
-        keys = ["tier_cells", "mode", "spec", "ring_cells", "passage", "mtp_window_cells", "select"]
-        once = trials.assign(_log_s=-np.log(trials["rounds_per_s"].astype(float)))
+        keys = list(CONFIGURATION)
+        once = levelled(trials)
+        once = once.assign(_log_s=-np.log(once["rounds_per_s"]))
         mean = once.groupby(keys, dropna=False, sort=True)["_log_s"].transform("mean")
         once = once.assign(_log_s=mean).drop_duplicates(keys)
         seconds = np.exp(once["_log_s"].to_numpy(dtype=float))
-        return cls(features, RelativeNNLS().fit(features.matrix(once), seconds))
+        tokens = once["tokens_per_round"].to_numpy(dtype=float)
+        regression = RelativeNNLS().fit(features.matrix(once, tokens), seconds)
+        return cls(features, regression, acceptance or Acceptance.learn(trials))
 
     def seconds(self, trials: pd.DataFrame) -> Floats:
         """Return the seconds of a round for what each row asks."""
-        return self.regression.predict(self.features.matrix(trials))
+        tokens = self.acceptance.tokens_per_round(trials)
+        # More drafts than any trial had: nothing is known, and all accepted is the dearest.
+        tokens = np.where(np.isnan(tokens), num_rows(trials), tokens)
+        return self.regression.predict(self.features.matrix(trials, tokens))
 
     @property
     def prices_s(self) -> dict[str, float]:

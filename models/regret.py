@@ -53,7 +53,7 @@ def regret(
     benches = _benches(trials, default_ring_cells)
     cap = int(trials["ring_cells"].max())
     choices = {
-        (b.tier_cells, b.mode): _rule_choices(b, cap, sorted(trials["ring_cells"].unique()))
+        (b.tier_cells, b.mode): rule_choices(b, cap, sorted(trials["ring_cells"].unique()))
         for b in benches
     }
     scores: dict[tuple[str, int, str], list[float]] = {}
@@ -87,26 +87,29 @@ def _benches(trials: pd.DataFrame, default_ring_cells: int) -> list[Bench]:
             continue
         table[default_ring_cells] = 0.0
         mine = trials[(trials["tier_cells"] == tier) & (trials["mode"] == mode)]
-        first = mine.iloc[0]
-        page = int(first["page_cells"])
-        need = need_cells(
-            prompt_cells=int(first["depth_cells"]), max_new=int(first["max_new"]), page_cells=page
-        )
-        selection = Selection.parse(str(first["select"]))
-        benches.append(
-            Bench(
-                tier_cells=int(tier),
-                mode=str(mode),
-                table=table,
-                context_cells=int(first["context_cells"]),
-                need_cells=need,
-                page_cells=page,
-                minimum_cells=minimum_ring_cells(selection, need_cells=need, page_cells=page),
-                default_cells=default_ring_cells,
-                slots=mine.groupby("ring_cells")["expert_slots"].max().dropna().to_dict(),
-            )
-        )
+        benches.append(bench_of(mine, table, default_ring_cells))
     return benches
+
+
+def bench_of(runs: pd.DataFrame, table: pd.DataFrame, default_ring_cells: int) -> Bench:
+    """Return the bench of one (tier, mode) from its runs, with `table` as what they measured."""
+    first = runs.iloc[0]
+    page = int(first["page_cells"])
+    need = need_cells(
+        prompt_cells=int(first["depth_cells"]), max_new=int(first["max_new"]), page_cells=page
+    )
+    selection = Selection.parse(str(first["select"]))
+    return Bench(
+        tier_cells=int(first["tier_cells"]),
+        mode=str(first["mode"]),
+        table=table,
+        context_cells=int(first["context_cells"]),
+        need_cells=need,
+        page_cells=page,
+        minimum_cells=minimum_ring_cells(selection, need_cells=need, page_cells=page),
+        default_cells=default_ring_cells,
+        slots=runs.groupby("ring_cells")["expert_slots"].max().dropna().to_dict(),
+    )
 
 
 def _predicted_best(half: pd.DataFrame) -> dict[tuple[int, str], int]:
@@ -121,7 +124,7 @@ def _predicted_best(half: pd.DataFrame) -> dict[tuple[int, str], int]:
     return {(int(tier), str(mode)): int(ring) for tier, mode, ring in rows}
 
 
-def _rule_choices(bench: Bench, cap: int, rings: Sequence[int]) -> dict[str, int]:
+def rule_choices(bench: Bench, cap: int, rings: Sequence[int]) -> dict[str, int]:
     """Return the ring of every policy that needs no measurement."""
     chosen = {f"fixed {ring}": int(ring) for ring in rings}
     for policy in RULES:
@@ -158,13 +161,13 @@ def _score(
     if chosen_on.isna().any() or scored_on.isna().any():
         return {}
     best = scored_on[chosen_on.idxmax()]
-    found = {policy: _measured(bench, ring) for policy, ring in choices.items()}
+    found = {policy: measured_ring(bench, ring) for policy, ring in choices.items()}
     return {
         policy: float(best - scored_on[ring]) for policy, ring in found.items() if ring is not None
     }
 
 
-def _measured(bench: Bench, ring_cells: int) -> int | None:
+def measured_ring(bench: Bench, ring_cells: int) -> int | None:
     """Return the measured ring with the same pool as `ring_cells`, None where there is none."""
     pool = min(ring_cells, bench.context_cells)
     for ring in bench.table.columns:
@@ -197,8 +200,8 @@ def _summary(
         rows.append(
             {
                 "policy": policy,
-                "mean_pct": _lost_pct(float(np.mean(values))) if values else np.nan,
-                "worst_pct": _lost_pct(max(values, default=np.nan)),
+                "mean_pct": lost_pct(float(np.mean(values))) if values else np.nan,
+                "worst_pct": lost_pct(max(values, default=np.nan)),
                 "entries": len(values),
                 "not_measured": len(benches) - len(values),
             }
@@ -206,6 +209,6 @@ def _summary(
     return pd.DataFrame(rows)
 
 
-def _lost_pct(log_regret: float) -> float:
+def lost_pct(log_regret: float) -> float:
     """Return the percentage of the best ring's speed that is lost."""
     return float(-100 * np.expm1(-log_regret))

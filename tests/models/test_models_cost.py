@@ -3,8 +3,6 @@
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -13,7 +11,7 @@ from strata.errors import UsageError
 from strata.models.acceptance import Acceptance
 from strata.models.conformal import half_width
 from strata.models.cost_model import ASKED, RingCostModel
-from strata.models.features import NAMES, FallingCurve, Features
+from strata.models.features import NAMES
 from strata.models.latency import RoundTime
 from strata.models.physics import RelativeNNLS
 from strata.models.simulate import Design, study
@@ -161,24 +159,6 @@ def test_expert_misses_are_a_falling_curve_of_the_slots_left() -> None:
     part = RoundTime.learn(frame)
     assert part.prices_s["missed_experts"] == pytest.approx(5e-5, rel=0.01)
     np.testing.assert_allclose(part.seconds(frame), 1 / frame["rounds_per_s"], rtol=1e-3)
-
-
-def test_counters_teach_the_miss_ratio_of_a_selection() -> None:
-    design = Design(tiers_cells=(4_096,), rings_cells=(512, 1_024, 2_048), modes=("off",))
-    frame = study(0, design).assign(select="512", kv_lookups=1_000)
-    ratio = frame["ring_cells"].map({512: 0.45, 1_024: 0.25, 2_048: 0.15})
-    frame["kv_hits"] = 1_000 * (1 - ratio)
-    matrix = Features.learn(frame).matrix(frame)
-    np.testing.assert_allclose(matrix[:, NAMES.index("missed_cells")], 512 * ratio)
-
-
-@given(st.lists(st.tuples(st.floats(0, 10), st.floats(-5, 5)), min_size=1, max_size=20))
-def test_a_falling_curve_never_rises(points: list[tuple[float, float]]) -> None:
-    x, y = np.array(points).T
-    values = FallingCurve.fit(x, y)(np.linspace(-1, 11, 50))
-    assert (np.diff(values) <= 1e-9).all()
-    assert values.min() >= y.min() - 1e-9
-    assert values.max() <= y.max() + 1e-9
 
 
 def acceptance_frame(rates: dict[int, tuple[float, ...]], rounds: int = 200) -> pd.DataFrame:
