@@ -98,6 +98,8 @@ def main() -> None:
                             "ring": ring,
                             "select": args.select,
                             "window": args.window,
+                            "seed": args.seed,
+                            "new": args.new,
                         }
                         try:
                             result = measure(model, ids, knobs, args.new)
