@@ -9,37 +9,37 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from functools import cache
 from typing import Any
 
 MILLI = 1000
 
 
-def conditions(device: str) -> dict[str, Any]:
-    """Return what is known at this moment of the machine and, for ``cuda...``, of its GPU.
+def conditions(gpu_uuid: str | None = None) -> dict[str, Any]:
+    """Return what is known at this moment of the machine and of one GPU; keys carry their units.
 
-    `device` is that of the process that calls, as torch counts it. Costs about a millisecond; the
-    keys carry their units.
+    `gpu_uuid` names the GPU as the driver does, ``GPU-...``: numbers differ between what CUDA, the
+    driver and a container count.
     """
     found: dict[str, Any] = {"host": platform.node()}
     if hasattr(os, "getloadavg"):
         found["load_average_1min"] = os.getloadavg()[0]
-    if device.startswith("cuda"):
-        found |= gpu_conditions(device)
+    if gpu_uuid is not None:
+        found |= gpu_conditions(gpu_uuid)
     return found
 
 
-def gpu_conditions(device: str) -> dict[str, Any]:
+def gpu_conditions(uuid: str) -> dict[str, Any]:
     """Return clocks, power, temperature and neighbours of one GPU; {} where NVML is not there."""
-    with _nvml() as nvml:
-        if nvml is None:
-            return {}
-        try:
-            handle = _handle(nvml, device)
-        except (nvml.NVMLError, ValueError):
-            return {}
-        return dict(_facts(nvml, handle))
-    return {}
+    nvml = _nvml()
+    if nvml is None:
+        return {}
+    try:
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+    except nvml.NVMLError:
+        return {}
+    return dict(_facts(nvml, handle))
 
 
 def _facts(nvml: Any, handle: Any) -> Iterator[tuple[str, Any]]:
@@ -91,39 +91,19 @@ def _num_others(nvml: Any, handle: Any) -> int:
     return len(running - {os.getpid()})
 
 
-def _handle(nvml: Any, device: str) -> Any:
-    """Return NVML's handle of the GPU that torch calls `device` in this process."""
-    index = int(device.partition(":")[2] or 0)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return nvml.nvmlDeviceGetHandleByIndex(index)
-    name = [part.strip() for part in visible.split(",") if part.strip()][index : index + 1]
-    if not name:
-        raise ValueError(visible)
-    if name[0].isdigit():
-        return nvml.nvmlDeviceGetHandleByIndex(int(name[0]))
-    return nvml.nvmlDeviceGetHandleByUUID(name[0])
-
-
 def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-@contextmanager
-def _nvml() -> Iterator[Any]:
-    """Yield the library, initialised, or None where it or a driver is missing."""
+@cache
+def _nvml() -> Any:
+    """Return the library, initialised for the life of this process, or None where it is missing."""
     try:
         import pynvml
-    except ImportError:
-        yield None
-        return
-    try:
+
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        yield None
-        return
-    try:
-        yield pynvml
-    finally:
-        with suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
+    except (ImportError, OSError):
+        return None
+    except pynvml.NVMLError:  # no driver, no GPU
+        return None
+    return pynvml

@@ -13,6 +13,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -25,6 +26,7 @@ from strata.errors import StrataError, UsageError
 from strata.tuner.arms import ORDER, PairSpec
 from strata.tuner.environment import EngineFacts
 from strata.tuner.record import TrialRecord, planned
+from strata.tuner.worker import Isolation
 
 GRACE_S = 15.0
 """How much longer than a pair's own timeout the server may be silent before it is replaced."""
@@ -37,15 +39,17 @@ class ServerLostError(Exception):
     """Report that the trial server ended or fell silent."""
 
 
-def server_command(*, model: str, device: str) -> list[str]:
+def server_command(*, model: str, device: str, isolation: Isolation = "process") -> tuple[str, ...]:
     """Return the command that starts the real trial server, whatever the current folder holds."""
-    return [sys.executable, "-P", "-m", MODULE, "--model", model, "--device", device]
+    words = ("-P", "-m", MODULE, "--model", model, "--device", device, "--isolation", isolation)
+    return (sys.executable, *words)
 
 
 class ProcessRunner:
     """Runs pairs in forks of a server process, which it restarts when that is lost.
 
-    `log` receives what the processes write to stderr.
+    `log` receives what the processes write to stderr. A system that ends a server with its parent
+    ends it with the *thread* that started it, so one thread makes all calls but `stop`.
     """
 
     def __init__(self, command: Sequence[str], *, log: Path) -> None:
@@ -53,6 +57,8 @@ class ProcessRunner:
         self._log = log
         self._server: subprocess.Popen[bytes] | None = None
         self._buffer = b""
+        self._stopped = False
+        self._starting = threading.Lock()
 
     def describe(self, passages: Sequence[str]) -> EngineFacts:
         """Return the facts of the engine over `passages`; raise StrataError where it refuses."""
@@ -64,6 +70,7 @@ class ProcessRunner:
                     raise UsageError(event["message"])
                 facts = event["facts"]
         except ServerLostError as error:
+            self._end()
             raise StrataError(f"the trial process ended at its start: {error}") from None
         if facts is None:
             raise StrataError(
@@ -75,7 +82,7 @@ class ProcessRunner:
         self, spec: PairSpec, facts: EngineFacts, *, timeout_s: float
     ) -> list[TrialRecord]:
         """Run one pair and return its four records, whatever happened."""
-        started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        started_at = _now()
         results: dict[int, dict[str, Any]] = {}
         kind, message = "crash", "the trial process ended without a word"
         try:
@@ -94,19 +101,29 @@ class ProcessRunner:
                 kind, message = "crash", _signal_words(-event["exit"])
         except ServerLostError as error:
             kind, message = "crash", str(error)
-            self.close()
+            self._end()
         return [
             _record(spec, position, facts, started_at, results.get(position), kind, message)
             for position in range(len(ORDER))
         ]
 
+    def stop(self) -> None:
+        """End the server for good; a call that waits for it in another thread returns soon."""
+        with self._starting:
+            self._stopped = True
+            if self._server is not None:
+                _kill_group(self._server)
+
     def close(self) -> None:
         """End the server and whatever it has forked; safe to call twice."""
+        self.stop()
+        self._end()
+
+    def _end(self) -> None:
         server, self._server = self._server, None
         if server is None:
             return
-        with suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGKILL)
+        _kill_group(server)
         server.wait()
         for pipe in (server.stdin, server.stdout):
             if pipe is not None:
@@ -127,8 +144,10 @@ class ProcessRunner:
     def _start(self) -> subprocess.Popen[bytes]:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         self._buffer = b""
-        with self._log.open("ab") as log:
-            return subprocess.Popen(
+        with self._starting, self._log.open("ab") as log:
+            if self._stopped:
+                raise ServerLostError("the sweep is being stopped")
+            self._server = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -136,11 +155,13 @@ class ProcessRunner:
                 start_new_session=True,  # Ctrl-C reaches the driver alone
                 env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
             )
+        return self._server
 
     def _send(self, request: dict[str, Any]) -> None:
         if self._server is None or self._server.poll() is not None:
-            self.close()
-            self._server = self._start()
+            self._end()
+            self._start()
+        assert self._server is not None
         assert self._server.stdin is not None
         with suppress(BrokenPipeError):  # what it said before it ended is read next
             self._server.stdin.write(json.dumps(request).encode() + b"\n")
@@ -172,6 +193,26 @@ class ProcessRunner:
             lines = []
         words = next((line.strip() for line in reversed(lines) if line.strip()), "it left no word")
         return f"the trial server ended: {words[:300]}"
+
+
+def _kill_group(server: subprocess.Popen[bytes]) -> None:
+    """End a server that was not waited for yet, with all that it has forked."""
+    with suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGKILL)
+
+
+def failed_records(
+    spec: PairSpec, facts: EngineFacts, *, kind: str, message: str
+) -> list[TrialRecord]:
+    """Return the records of a pair of which no run came to an end."""
+    now = _now()
+    return [
+        _record(spec, position, facts, now, None, kind, message) for position in range(len(ORDER))
+    ]
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def _record(

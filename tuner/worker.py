@@ -3,8 +3,9 @@
 One JSON object a line comes in on stdin and goes out on stdout. The server has imported torch
 and, on a CPU, loaded the model; it never computes with more than one thread, because a process
 forked after a thread pool was started would wait for ever for threads that it does not have.
-Each pair runs in a fork of its own, so that a crash ends that pair only. All of them die with the
-driver: by a signal of the system where it has one, else at the end of stdin.
+Each pair runs in a fork of its own, so that a crash ends that pair only; with isolation ``worker``
+one fork runs pair after pair until a pair ends it, which spares a GPU the loading of the model. All
+of them die with the driver: by a signal of the system where it has one, else at the end of stdin.
 
 In:   {"op": "describe", "passages": [...]}         {"op": "pair", "spec": {...}, "timeout_s": 60}
 Out:  {"event": "facts" | "run" | "failed" | "refused" | "end", ...}
@@ -13,15 +14,18 @@ Out:  {"event": "facts" | "run" | "failed" | "refused" | "end", ...}
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
+import select
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable
-from functools import partial
-from typing import IO, Any, Protocol
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO, Any, Literal, NoReturn, Protocol, get_args
 
 from strata.errors import BudgetError, StrataError
 from strata.tuner.arms import PairSpec
@@ -34,6 +38,12 @@ from strata.tuner.measure import (
     measure_pair,
 )
 
+Isolation = Literal["process", "worker"]
+ISOLATIONS: tuple[str, ...] = get_args(Isolation)
+"""A process for each pair, or one for all pairs of a worker until one of them ends it."""
+
+POLL_S = 0.05
+IDLE_S = 3600.0
 _PR_SET_PDEATHSIG = 1
 Emit = Callable[[dict[str, Any]], None]
 
@@ -47,17 +57,19 @@ class Engine(Protocol):
     def describe(self, passages: list[str]) -> EngineFacts:
         """Return the facts of a study over these passages; runs in a fork."""
 
+    def conditions(self) -> dict[str, Any]:
+        """Return what the machine is like at this moment; runs in a fork, just after a run."""
+
     def open_bench(self, spec: PairSpec, ring_cells: int) -> Bench:
         """Return a session after its prompt; runs in a fork."""
 
 
-def serve(engine: Engine, *, parent: int) -> int:
+def serve(engine: Engine, *, parent: int, isolation: Isolation = "process") -> int:
     """Answer requests until stdin ends; return the exit status."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever the engine prints goes to the log
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to answer
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
 
     def emit(event: dict[str, Any]) -> None:
         out.write(json.dumps(event) + "\n")
@@ -68,10 +80,16 @@ def serve(engine: Engine, *, parent: int) -> int:
     except StrataError as error:
         emit({"event": "refused", "message": str(error)})
         return 2
+
+    def work(request: dict[str, Any]) -> None:
+        if request["op"] == "describe":
+            _describe(engine, request, emit)
+        else:
+            _run_pair(engine, request, emit, isolation)
+
+    forks = _Forks(work, emit, keep=isolation == "worker")
     for line in _lines(sys.stdin):
-        request = json.loads(line)
-        work = partial(_describe if request["op"] == "describe" else _run_pair, engine, request)
-        _in_fork(partial(work, emit), emit, request.get("timeout_s"))
+        forks.answer(json.loads(line))
     return 0
 
 
@@ -89,46 +107,110 @@ def _lines(stream: IO[str]) -> Any:
     return iter(stream.readline, "")
 
 
-def _in_fork(work: Callable[[], None], emit: Emit, timeout_s: float | None) -> None:
-    """Do `work` in a fork, end it when its time is over, and report how it ended."""
-    server = os.getpid()
-    pid = os.fork()
-    if pid == 0:
+@dataclass(frozen=True, slots=True)
+class _Child:
+    """A forked process that takes requests as lines and answers each with one byte."""
+
+    pid: int
+    requests: int
+    answers: int
+    pidfd: int | None
+    """Readable once the process has ended; None where the system has no such thing."""
+
+    def close(self) -> None:
+        for end in (self.requests, self.answers, self.pidfd):
+            if end is not None:
+                os.close(end)
+
+
+class _Forks:
+    """Does each request in a forked process: in one of its own, or all in one that is kept.
+
+    Whatever ends a process ends the request it was at, and no other.
+    """
+
+    def __init__(self, work: Callable[[dict[str, Any]], None], emit: Emit, *, keep: bool) -> None:
+        self._work = work
+        self._emit = emit
+        self._keep = keep
+        self._child: _Child | None = None
+
+    def answer(self, request: dict[str, Any]) -> None:
+        """Do a request, end its process when its time is over, and report how it ended."""
+        child = self._child or self._fork()
+        with suppress(BrokenPipeError):  # a kept process that ended since is noticed below
+            os.write(child.requests, json.dumps(request).encode() + b"\n")
+        code, timed_out = _wait(child, request.get("timeout_s"))
+        if code is None:
+            self._child = child
+        else:
+            child.close()
+            self._child = None
+        self._emit({"event": "end", "exit": code or 0, "timed_out": timed_out})
+
+    def _fork(self) -> _Child:
+        server = os.getpid()
+        requests, to_child = os.pipe()
+        from_child, answers = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(to_child)
+            os.close(from_child)
+            self._in_child(server, requests, answers)
+        os.close(requests)
+        os.close(answers)
+        return _Child(pid, to_child, from_child, _pidfd(pid))
+
+    def _in_child(self, server: int, requests: int, answers: int) -> NoReturn:
         status = 1
         try:
             die_with_parent(server)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-            work()
+            with os.fdopen(requests, encoding="utf-8") as lines:
+                for line in _lines(lines):
+                    self._work(json.loads(line))
+                    if not self._keep:
+                        break
+                    gc.collect()  # what a pair has left must not lie beside the next one
+                    os.write(answers, b".")
             status = 0
         except BaseException as error:  # the fork must never return into the server
             traceback.print_exception(error)
         finally:
             sys.stderr.flush()
             os._exit(status)
-    code, timed_out = _wait(pid, timeout_s)
-    emit({"event": "end", "exit": code, "timed_out": timed_out})
 
 
-def _wait(pid: int, timeout_s: float | None) -> tuple[int, bool]:
-    """Return (exit status, minus the signal's number where one ended it; whether time was up)."""
+def _pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):  # not on every system
+        return None
+
+
+def _wait(child: _Child, timeout_s: float | None) -> tuple[int | None, bool]:
+    """Wait for an answer or the end; return (exit status, whether time was up).
+
+    The status is None where the child has answered and stays, and minus a signal's number where
+    that ended it.
+    """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    watched = [child.answers] if child.pidfd is None else [child.answers, child.pidfd]
+    longest = POLL_S if child.pidfd is None else IDLE_S
     while True:
-        done, status = os.waitpid(pid, os.WNOHANG)
+        left = longest if deadline is None else min(longest, deadline - time.monotonic())
+        ready = select.select(watched, [], [], max(0.0, left))[0]
+        done, status = os.waitpid(child.pid, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status), False
-        left = 3600.0 if deadline is None else deadline - time.monotonic()
-        if left <= 0:
-            os.kill(pid, signal.SIGKILL)
-            _, status = os.waitpid(pid, 0)
+        if child.answers in ready:
+            if os.read(child.answers, 1):
+                return None, False
+            _, status = os.waitpid(child.pid, 0)  # it has let go of the pipe: it is ending
+            return os.waitstatus_to_exitcode(status), False
+        if deadline is not None and time.monotonic() >= deadline:
+            os.kill(child.pid, signal.SIGKILL)
+            _, status = os.waitpid(child.pid, 0)
             return os.waitstatus_to_exitcode(status), True
-        _wait_for_child(left)
-
-
-def _wait_for_child(seconds: float) -> None:
-    if hasattr(signal, "sigtimedwait"):
-        signal.sigtimedwait({signal.SIGCHLD}, seconds)
-    else:
-        time.sleep(min(seconds, 0.05))
 
 
 def _describe(engine: Engine, request: dict[str, Any], emit: Emit) -> None:
@@ -138,13 +220,15 @@ def _describe(engine: Engine, request: dict[str, Any], emit: Emit) -> None:
         emit({"event": "refused", "message": str(error)})
 
 
-def _run_pair(engine: Engine, request: dict[str, Any], emit: Emit) -> None:
+def _run_pair(engine: Engine, request: dict[str, Any], emit: Emit, isolation: Isolation) -> None:
     """Measure one pair and tell each run as it ends; a foreseen failure is told with its kind."""
     spec = PairSpec.from_json(request["spec"])
     try:
         for position, outcome in measure_pair(spec, lambda ring: engine.open_bench(spec, ring)):
             if isinstance(outcome, RunResult):
-                emit({"event": "run", "position": position, "columns": as_columns(outcome)})
+                found = engine.conditions() | {"isolation": isolation}
+                columns = {**as_columns(outcome), "conditions": found}
+                emit({"event": "run", "position": position, "columns": columns})
             else:
                 emit({"event": "wrong", "position": position, "message": outcome})
     except WrongOutputError as error:

@@ -37,6 +37,9 @@ class FakeEngine:
     def describe(self, passages: list[str]) -> EngineFacts:
         return FACTS
 
+    def conditions(self) -> dict[str, object]:
+        return {"host": "fake"}
+
     def open_bench(self, spec: PairSpec, ring_cells: int) -> FakeBench:
         self._note()
         return FakeBench(spec, ring_cells, self.delay_s)
@@ -116,8 +119,10 @@ def main() -> int:
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--pids", type=Path)
     parser.add_argument("--delay", type=float, default=0.0)
+    parser.add_argument("--isolation", default="process")
     options = parser.parse_args()
-    return serve(FakeEngine(options.pids, options.delay), parent=options.parent)
+    engine = FakeEngine(options.pids, options.delay)
+    return serve(engine, parent=options.parent, isolation=options.isolation)
 
 
 if __name__ == "__main__":
