@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from strata.cli import policy_tables
 from strata.cli import session_options as opt
 from strata.cli.console import fail_cleanly, needs_extra, note, say, show_table, warn
 from strata.cli.policy_view import (
@@ -30,9 +31,13 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="policy",
-    help="Show, check, explain, export and backtest the ring policies.",
+    help="Show, validate, compare, join, explain, export, check and backtest the ring policies.",
     no_args_is_help=True,
 )
+app.command("diff")(policy_tables.diff)
+app.command("merge")(policy_tables.merge)
+app.command("declare")(policy_tables.declare_)
+app.command("check")(policy_tables.check)
 
 TableFile = Annotated[Path, typer.Argument(metavar="FILE", help="A policy table (JSON).")]
 

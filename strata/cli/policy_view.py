@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from strata.policy import PolicyTable
+from strata.policy import Entry, PolicyTable
+from strata.policy.diff import TableDiff
 from strata.policy.explain import Explanation
 from strata.policy.fingerprint import FIELDS
 from strata.units import format_cells
 
 if TYPE_CHECKING:
     from strata.models.backtest import Backtest
+    from strata.tuner.check import Checked
 
 
 def table_facts(table: PolicyTable) -> list[tuple[str, object]]:
@@ -54,6 +58,52 @@ def table_entries(table: PolicyTable) -> Table:
                 str(entry.pairs),
                 str(entry.passages),
             )
+    return grid
+
+
+def diff_facts(found: TableDiff) -> Table:
+    """Return the conditions that two tables say differently of themselves."""
+    grid = Table("condition", "A", "B", box=SIMPLE_HEAD)
+    for fact in found.facts:
+        grid.add_row(fact.name, Text(_plain(fact.first)), Text(_plain(fact.second)))
+    return grid
+
+
+def diff_entries(found: TableDiff) -> Table:
+    """Return the entries of which two tables do not say the same."""
+    grid = Table("tier", "drafter", "change", "A", "B", box=SIMPLE_HEAD)
+    for one in found.entries:
+        grid.add_row(
+            format_cells(one.tier_cells),
+            one.mode,
+            one.change,
+            Text(_entry(one.first)),
+            Text(_entry(one.second)),
+        )
+    return grid
+
+
+def checked_table(found: Sequence[Checked], margin_ratio: float) -> Table:
+    """Return what entries measured here beside what their table says of them."""
+    grid = Table(
+        "tier", "drafter", "ring", "table says", "measured here", "passages", "outcome", "",
+        title=f"gain over the default ring; claimed: more than {margin_ratio:.1%}",
+        title_justify="left", box=SIMPLE_HEAD,
+    )  # fmt: skip
+    for one in found:
+        here = "-" if one.mean is None else f"{math.expm1(one.mean):+.1%}"
+        if math.isfinite(one.lower):
+            here += f" [{math.expm1(one.lower):+.1%}, {math.expm1(one.upper):+.1%}]"
+        grid.add_row(
+            format_cells(one.entry.tier_cells),
+            one.entry.mode,
+            str(one.entry.ring_cells),
+            Text(str(one.entry.gain or "-")),
+            Text(here),
+            str(one.passages),
+            one.outcome,
+            Text(one.reason),
+        )
     return grid
 
 
@@ -117,6 +167,14 @@ def backtest_notes(result: Backtest) -> list[str]:
         for item in fit.estimates
     ]
     return lines
+
+
+def _entry(entry: Entry | None) -> str:
+    if entry is None:
+        return "-"
+    predicted = ", predicted" if entry.predicted else ""
+    counts = f"{entry.pairs} pairs, {entry.passages} passages{predicted}"
+    return f"{entry.ring_cells}, {entry.verdict}, {entry.gain or 'no gain'}, {counts}"
 
 
 def _plain(value: object) -> str:

@@ -61,7 +61,7 @@ def _apply(table: PolicyTable, request: RingRequest, default_cells: int) -> Advi
             ),
             tier=str(tier) if tier else None,
         )
-    where = f"tier {tier}, {drafter}"
+    where = f"tier {tier}, {drafter}" + (", predicted" if entry.predicted else "")
     if entry.verdict != "better":
         return Advice(
             ring_cells=default_cells,

@@ -1,0 +1,176 @@
+"""Measure a few entries of a policy table again and say whether each still holds here.
+
+An entry that moves a ring claims more than the table's margin over the default ring. Its ring is
+run beside the default one as a sweep does (`strata.tuner.measure`), on passages meant to confirm,
+and the mean log ratio over passages is bounded by Student's t at the table's confidence, on either
+side: *holds* where the lower bound clears the margin, *does not hold* where the upper bound misses
+it or the ring cannot be run, *undecided* else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+
+from strata.errors import TableError
+from strata.models.inference import mean_bounds
+from strata.passages import documents
+from strata.policy.fingerprint import Fingerprint
+from strata.policy.request import need_cells
+from strata.policy.table import Entry, PolicyTable
+from strata.tuner.arms import PairSpec
+from strata.tuner.environment import EngineFacts
+from strata.tuner.plan import WARM_UP_TOKENS
+from strata.tuner.record import TrialRecord
+from strata.tuner.sweep import pair_gain
+
+Outcome = Literal["holds", "does not hold", "undecided"]
+
+
+class PairRunner(Protocol):
+    """Runs one pair and returns its records, whatever happened."""
+
+    def run_pair(
+        self, spec: PairSpec, facts: EngineFacts, *, timeout_s: float
+    ) -> list[TrialRecord]:
+        """Run one pair."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What an entry measured here; mean and bounds are log ratios over the default ring."""
+
+    entry: Entry
+    outcome: Outcome
+    passages: int
+    mean: float | None = None
+    lower: float = -math.inf
+    upper: float = math.inf
+    reason: str = ""
+    """What went wrong, where something did."""
+
+
+def confirming_passages(count: int, tier_cells: int) -> list[str]:
+    """Return the first `count` passages that ship for confirming, at a prompt length."""
+    fresh = [seed for seed, one in enumerate(documents()) if one.split == "fresh"]
+    return [f"{tier_cells}:{seed}" for seed in fresh[:count]]
+
+
+def choose_entries(table: PolicyTable, *, tiers: Sequence[int] = (), count: int) -> list[Entry]:
+    """Return at most `count` entries that move a ring, the least sure of them first.
+
+    Raises TableError for a tier that the table does not have.
+    """
+    known = {tier.name_cells for tier in table.tiers}
+    if unknown := sorted(set(tiers) - known):
+        raise TableError(
+            f"it has no tier {unknown[0]}; it has {', '.join(map(str, sorted(known)))}"
+        )
+    moving = [
+        entry
+        for entry in table.entries
+        if entry.verdict == "better" and (not tiers or entry.tier_cells in tiers)
+    ]
+    return sorted(moving, key=lambda entry: entry.lower_ratio or 0.0)[:count]
+
+
+def refuse_elsewhere(table: PolicyTable, facts: EngineFacts) -> None:
+    """Raise TableError where the table was not measured here, and does not declare this either."""
+    measured = table.fingerprint
+    here = Fingerprint(
+        device=facts.device,
+        model_hash=facts.model_hash,
+        kv_dtype=facts.kv_dtype,
+        page_cells=measured.page_cells,
+        select=measured.select,
+        spec=measured.spec,
+        mtp_window=measured.mtp_window,
+        victims=measured.victims,
+        vram_budget_bytes=measured.vram_budget_bytes,
+        context=measured.context,
+    )
+    if differing := table.obstacles(here, "on"):
+        raise TableError(
+            f"it is not obeyed here, so there is nothing to check: {'; '.join(map(str, differing))}"
+        )
+
+
+def check_entries(
+    table: PolicyTable,
+    entries: Sequence[Entry],
+    runner: PairRunner,
+    facts: EngineFacts,
+    *,
+    passages: int,
+    max_new: int,
+    timeout_s: float,
+    on_pair: Callable[[PairSpec, list[TrialRecord]], None] = lambda pair, records: None,
+) -> Iterator[Checked]:
+    """Measure each entry on so many passages, one pair each, and yield what became of it."""
+    for entry in entries:
+        runs: list[list[TrialRecord]] = []
+        for name in confirming_passages(passages, entry.tier_cells):
+            pair = pair_of(table, entry, name, max_new=max_new)
+            runs.append(runner.run_pair(pair, facts, timeout_s=timeout_s))
+            on_pair(pair, runs[-1])
+        yield judge(table, entry, runs)
+
+
+def pair_of(table: PolicyTable, entry: Entry, passage: str, *, max_new: int) -> PairSpec:
+    """Return the pair that holds an entry's ring against the default one, under its conditions."""
+    own, page = table.fingerprint, table.fingerprint.page_cells
+    if own.spec == "auto":
+        raise TableError("its number of drafts is auto, so its rounds cannot be paired")
+    drafting = entry.mode == "on"
+    need = need_cells(prompt_cells=entry.tier_cells, max_new=max_new, page_cells=page)
+    context = need if own.context == "own" else -(-own.context // page) * page
+    window = None if own.mtp_window == "auto" or not drafting else own.mtp_window
+    return PairSpec(
+        study="check",
+        split="fresh",
+        tier_cells=entry.tier_cells,
+        depth_cells=entry.tier_cells,
+        passage=passage,
+        mode=entry.mode,
+        spec=own.spec if drafting else 0,
+        mtp_window_cells=window,
+        default_ring_cells=table.default_ring_cells,
+        arm_ring_cells=entry.ring_cells,
+        select=own.select,
+        page_cells=page,
+        victims="lrfu" if own.victims == "lrfu" else "clock",
+        vram_budget_bytes=own.vram_budget_bytes,
+        context_cells=context,
+        max_new=max_new,
+        warm_up=WARM_UP_TOKENS,
+        min_decode_s=None,
+    )
+
+
+def judge(table: PolicyTable, entry: Entry, runs: Sequence[Sequence[TrialRecord]]) -> Checked:
+    """Return what the pairs of an entry say of it."""
+    gains = [gain for pair in runs if (gain := pair_gain(pair)) is not None]
+    failed = [run for pair in runs for run in pair if run.kind != "ok"]
+    sample = np.array(gains)
+    mean = float(sample.mean()) if gains else None
+    lower, upper = mean_bounds(sample, 1 - entry.confidence)
+    outcome: Outcome = "undecided"
+    reason = f"{failed[0].kind}: {failed[0].message}" if failed else ""
+    claim = math.log1p(table.margin_ratio)
+    if any(run.arm == "arm" for run in failed) or upper < claim:
+        outcome = "does not hold"
+    elif lower > claim and not failed:
+        outcome = "holds"
+    return Checked(
+        entry=entry,
+        outcome=outcome,
+        passages=len(gains),
+        mean=mean,
+        lower=lower,
+        upper=upper,
+        reason=reason,
+    )
