@@ -24,6 +24,8 @@ WINDOW_SLACK_CELLS = 9
 """The drafter's ring holds its window plus one round of drafts, the bonus token and one spare."""
 
 Victims = Literal["clock", "lrfu"]
+Rounds = Literal["captured", "launched", "reference"]
+"""Phases in CUDA graphs, the same phases launch by launch, or plain PyTorch products."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +115,8 @@ class SessionConfig:
     """`fixed`, `depth`, `adapt`, `learned`; None asks the environment, then takes `fixed`."""
     table: str | None = None
     vram_budget_bytes: int | None = None
-    graphs: bool = True
-    """Capture rounds as CUDA graphs where the session allows it; a CPU has none."""
+    rounds: Rounds = "captured"
+    """What orders rounds on a GPU; a CPU has the reference alone."""
     max_context_cells: int | None = None
     """None is the session's need (one `generate`); a served conversation names its own."""
 

@@ -43,6 +43,7 @@ from strata.policy import (
     need_cells,
     resolve_policy,
 )
+from strata.prompt import PromptRunner
 from strata.sampling import Sampler
 
 
@@ -209,21 +210,25 @@ def create_session(
         shape = (2, g.kv_heads, g.head_dim)
         ring = DrafterRing(shape, window, g.pages * g.page_cells, model.dtype, arena)
         drafter = MtpDrafter(model, ring)
-    engine = _engine_class(model, config, kv, warnings)(model, kv, experts, drafter)
+    obstacle = _phase_obstacle(model, config, kv)
+    if obstacle:
+        warnings.append(f"rounds are not captured as CUDA graphs: {obstacle}")
+    if obstacle or config.rounds == "reference" or model.device.type != "cuda":
+        engine = Engine(model, kv, experts, drafter)
+    else:
+        capture = config.rounds == "captured"
+        engine = CapturedEngine(model, kv, experts, drafter, capture=capture)
+    plan = demand.prompt_plan(decision.pool_cells, slots)
+    if plan is not None:
+        engine.prompt = PromptRunner(model, kv, experts, plan, arena)
     return Session(engine, arena, decision, warnings, drafts, config.spec.min_p, window)
 
 
-def _engine_class(
-    model: LanguageModel, config: SessionConfig, kv: KvCache, warnings: list[str]
-) -> type[Engine]:
-    """Return what orders rounds; where it cannot capture them, `warnings` says why."""
-    if not config.graphs or model.device.type != "cuda":
-        return Engine
-    obstacle = capture_obstacle(kv.geometry, config.kv.victims, model.config.group)
-    if obstacle:
-        warnings.append(f"rounds are not captured as CUDA graphs: {obstacle}")
-        return Engine
-    return CapturedEngine
+def _phase_obstacle(model: LanguageModel, config: SessionConfig, kv: KvCache) -> str:
+    """Return why the session's rounds cannot be phases where they are asked to, empty if not."""
+    if config.rounds == "reference" or model.device.type != "cuda":
+        return ""
+    return capture_obstacle(kv.geometry, config.kv.victims, model.config.group)
 
 
 def _resolve_drafts(model: LanguageModel, config: SessionConfig) -> int | str:

@@ -38,7 +38,7 @@ def strata_arm(model: LanguageModel, ids: list[int], new: int, **knobs: Any) -> 
             selection=Selection(cells=knobs.get("select", 0)),
         ),
         spec=SpecConfig(drafts=knobs["drafts"], window_cells=knobs.get("window", 4096)),
-        graphs=knobs["graphs"],
+        rounds="captured" if knobs["graphs"] else "reference",
     )
     session = create_session(model, config, prompt_cells=len(ids), max_new=new, environ={})
     prefill = session.prefill(ids)

@@ -15,14 +15,17 @@ from functools import partial
 
 import torch
 
+from strata.captured.drafting import DraftLayer
 from strata.captured.experts import PhaseExperts, phase_experts
+from strata.captured.layers import DecodeLayers
 from strata.captured.pages import DensePages, Pages, SelectedPages
 from strata.captured.phase import Phase
-from strata.config import MAX_DRAFTS, MAX_ROWS
+from strata.captured.tokens import TokenDraw
 from strata.draft.base import Drafter
 from strata.draft.mtp import MtpDrafter
 from strata.engine import Engine, Round
 from strata.experts.cache import ExpertCache
+from strata.kernels.accept import Board, accept
 from strata.kv.cache import KvCache
 from strata.kv.counters import Counters
 from strata.lm.model import LanguageModel
@@ -30,82 +33,64 @@ from strata.sampling import Sampler
 
 
 class CapturedEngine(Engine):
-    """An Engine whose rounds are launches of captured phases.
+    """An Engine whose rounds are launches of phases, captured as graphs where it is asked to.
 
-    Tokens, rounds and accepted drafts are those of Engine; only the bits of the drafter's own
-    arithmetic may differ, which never changes a token.
+    Kernels that add in another order than the Engine's products may draw another token where two
+    scores nearly tie; among phases, captured or not, tokens and rounds are the same bit for bit.
     """
 
     def __init__(
-        self, model: LanguageModel, kv: KvCache, experts: ExpertCache, drafter: Drafter
+        self,
+        model: LanguageModel,
+        kv: KvCache,
+        experts: ExpertCache,
+        drafter: Drafter,
+        *,
+        capture: bool = True,
     ) -> None:
         super().__init__(model, kv, experts, drafter)
-        self._sampler: Sampler | None = None
-        self._pages: Pages = SelectedPages(kv) if kv.bounds is not None else DensePages(kv)
-        self._phase_experts: PhaseExperts = phase_experts(experts, model.config.experts_per_token)
-
-    def _arm(self, sampler: Sampler) -> None:
-        """Lay out the tensors that phases share, and forget phases that draw otherwise."""
-        device, config = self.model.device, self.model.config
-        self._sampler = sampler
-        self._phases: dict[tuple[object, ...], Phase] = {}
-        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        self._base = torch.zeros(1, dtype=torch.long, device=device)
-        self._tokens = torch.zeros(MAX_ROWS, dtype=torch.long, device=device)
-        self._limit = torch.full((1,), MAX_DRAFTS, dtype=torch.long, device=device)
-        self._result = torch.zeros(MAX_ROWS + 2, dtype=torch.long, device=device)
-        self._query = torch.zeros(
-            1, config.heads, config.head_dim, dtype=self.model.dtype, device=device
+        heads = model.config.heads
+        self._capture = capture and model.device.type == "cuda"
+        self._pages: Pages = (
+            SelectedPages(kv, heads) if kv.bounds is not None else DensePages(kv, heads)
         )
-        self._residual = torch.zeros(1, config.hidden, dtype=self.model.dtype, device=device)
-        pinned = device.type == "cuda"
-        self._read = torch.zeros(MAX_ROWS + 2, dtype=torch.long, pin_memory=pinned)
+        self._phase_experts: PhaseExperts = phase_experts(experts, model.config.experts_per_token)
+        self._board = Board.empty(model.device)
+        self._layers = DecodeLayers(model, self._pages, self._phase_experts)
+        self._draft = DraftLayer(model, drafter) if isinstance(drafter, MtpDrafter) else None
+        self._draw: TokenDraw | None = None
+        self._phases: dict[tuple[object, ...], Phase] = {}
+        self._pool = torch.cuda.graph_pool_handle() if self._capture else None
 
     def _verify_rows(self, rows: int, every_page: bool) -> None:
-        model, config = self.model, self.model.config
-        offsets = torch.arange(rows, device=model.device)
-        positions = self._base + offsets
-        self._pages.open(positions, every_page=every_page)
-
-        def experts(layer: int, x: torch.Tensor) -> torch.Tensor:
-            ids, weights = self._route(layer, x)
-            return self._phase_experts.product(x, ids, weights, layer * config.experts)
-
-        tokens = self._tokens[:rows]
-        hidden = model.run_layers(model.embed(tokens), positions, self._pages.attend, experts)
-        assert self._sampler is not None
-        targets = self._sampler.pick(model.logits(hidden), positions + 1)
-        equal = (targets[:-1] == tokens[1:]) & (offsets[:-1] < self._limit)
-        accepted = equal.long().cumprod(0).sum()
-        self._pages.accept(accepted)
-        self._result[:rows] = targets
-        self._result[MAX_ROWS] = accepted
-        self._result[MAX_ROWS + 1 :] = self._limit
-        if isinstance(self.drafter, MtpDrafter):
-            q, residual = self.drafter.write_rows(targets, hidden, positions + 1, committed=True)
-            self._query.copy_(q.index_select(0, accepted.view(1)))
-            self._residual.copy_(residual.index_select(0, accepted.view(1)))
-        self._tokens[:1] = targets.index_select(0, accepted.view(1))
-        self._base += accepted + 1
+        board, page_cells = self._board, self.kv.geometry.page_cells
+        assert self._draw is not None
+        hidden = self._layers.run(board, rows, every_page=every_page)
+        self._draw.tokens(hidden, board.ahead[:rows], board.targets[:rows])
+        accept(board, rows=rows, page_cells=page_cells)
+        self._layers.keep(board, rows)
+        if self._draft is not None:
+            # Cells of rejected rows lie ahead of the committed end and are overwritten.
+            at = board.written_ahead[:rows]
+            self._draft.write(board.targets[:rows], hidden, at, committed=True)
 
     def _draft_rows(self, count: int, min_p: float) -> None:
-        """Draft `count` tokens; `_limit` says before which the drafter's doubt exceeded `min_p`."""
-        assert isinstance(self.drafter, MtpDrafter)
-        assert self._sampler is not None
-        sure = torch.ones(1, dtype=torch.long, device=self.model.device)
-        self._limit.fill_(0 if min_p > 0 else MAX_DRAFTS)
-        q, residual, position = self._query, self._residual, self._base.clone()
+        """Draft `count` tokens; `limit` says before which the drafter's doubt exceeded `min_p`."""
+        board, draft = self._board, self._draft
+        assert draft is not None
+        assert self._draw is not None
+        row: torch.Tensor | None = board.accepted
         for j in range(1, count + 1):
-            hidden = self.drafter.output_at(q, residual, position)
-            position = position + 1
-            logits = self.model.logits(hidden)
-            token = self._sampler.pick(logits, position)
-            self._tokens[j : j + 1] = token
+            hidden = draft.output(board.positions[j - 1 : j], row)
+            token, at = board.tokens[j : j + 1], board.ahead[j - 1 : j]
+            shares = self._draw.tokens(hidden, at, token)
             if min_p > 0:
-                sure = sure * (logits.softmax(-1)[0].index_select(0, token) >= min_p)
-                self._limit += sure
+                if j == 1:
+                    board.limit.zero_()
+                board.limit.add_((shares >= min_p) & (board.limit == j - 1))
             if j < count:
-                q, residual = self.drafter.write_rows(token, hidden, position, committed=False)
+                draft.write(token, hidden, at, committed=False)
+                row = None
 
     def _phase(self, body: Callable[..., None], *arguments: float) -> Phase:
         """Return the phase that runs `body` with `arguments`, captured at its first use."""
@@ -118,27 +103,27 @@ class CapturedEngine(Engine):
                     tensor.copy_(before)
 
             run = partial(body, *arguments)
-            self._phases[key] = Phase(run, undo, self.model.device, self._pool)
+            self._phases[key] = Phase(run, undo, self.model.device, self._pool, self._capture)
         return self._phases[key]
 
     def _state(self) -> list[torch.Tensor]:
         """Return what a phase changes besides K/V; a capture's warm-up must leave it alone."""
-        own = [self._base, self._tokens, self._limit, self._query, self._residual]
-        return [*own, *self._pages.state(), *self._phase_experts.state()]
+        draft = [] if self._draft is None else self._draft.state()
+        return [*self._board.state(), *draft, *self._pages.state(), *self._phase_experts.state()]
 
     @torch.inference_mode()
     def first_token(self, sampler: Sampler) -> int:
         """Return the token behind the prompt and set the rounds up behind it."""
         token = super().first_token(sampler)
-        if self._sampler is None or not self._sampler.draws_like(sampler):
-            self._arm(sampler)
+        if self._draw is None or not self._draw.sampler.draws_like(sampler):
+            self._draw = TokenDraw(self.model, sampler)
+            self._phases = {}
         self._pages.arm()
-        self._base.fill_(self.kv.committed)
-        self._tokens[0] = token
-        if isinstance(self.drafter, MtpDrafter):
-            q, residual = self.drafter.write_pending()
-            self._query.copy_(q)
-            self._residual.copy_(residual)
+        self._board.start(self.kv.committed, token, self.kv.geometry.page_cells)
+        if self._draft is not None:
+            assert isinstance(self.drafter, MtpDrafter)
+            self._board.accepted.zero_()
+            self._draft.take(*self.drafter.write_pending())
         return token
 
     @torch.inference_mode()
@@ -150,17 +135,16 @@ class CapturedEngine(Engine):
             self._phase(self._draft_rows, drafts, min_p).run()
         self._phase(self._verify_rows, rows, every_page).run()
         self.forwards += 1
-        self._read.copy_(self._result, non_blocking=True)
         if self.model.device.type == "cuda":
             torch.cuda.current_stream(self.model.device).synchronize()
-        drawn, accepted = self._read[:rows].tolist(), int(self._read[MAX_ROWS])
+        *drawn, accepted, limit = self._board.result.tolist()
         self._pages.after(rows, accepted + 1, every_page=every_page)
         config = self.model.config
         self._phase_experts.after(rows * config.experts_per_token * config.layers)
         if isinstance(self.drafter, MtpDrafter):
             self.drafter.advance(accepted + 1)
         self._last = drawn[accepted]
-        return Round(drawn[: accepted + 1], min(drafts, int(self._read[MAX_ROWS + 1])), accepted)
+        return Round(drawn[: accepted + 1], min(drafts, limit), accepted)
 
     def check_integrity(self) -> None:
         """Assert what must hold of residency between rounds, as the device knows it."""

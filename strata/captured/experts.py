@@ -9,7 +9,7 @@ import torch
 
 from strata.config import MAX_ROWS
 from strata.experts.cache import ExpertCache, PooledExperts, ResidentExperts
-from strata.kernels.experts import slot_product
+from strata.kernels.experts import Settled, slot_product
 from strata.kernels.gather import gather_pages
 from strata.kernels.resolve import Admitted, ResolveState, resolve
 from strata.kernels.resolve.state import FILLED
@@ -20,9 +20,14 @@ class PhaseExperts(Protocol):
     """Apply routed experts without a decision of the host."""
 
     def product(
-        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, base: int
-    ) -> torch.Tensor:
-        """Return the sum [R, H] of experts `ids` [R, k] + `base` applied to `x` [R, H]."""
+        self,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        base: int,
+        settled: Settled,
+    ) -> None:
+        """Apply experts `ids` [R, k] + `base` to `x` [R, H] and settle their sum."""
 
     def after(self, routed: int) -> None:
         """Count a round that routed to `routed` experts, repeats included."""
@@ -44,10 +49,15 @@ class AllResident:
         self._cache = cache
 
     def product(
-        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, base: int
-    ) -> torch.Tensor:
-        """Return the weighted sum over each row's experts."""
-        return self._cache.apply(x, ids + base, weights)
+        self,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        base: int,
+        settled: Settled,
+    ) -> None:
+        """Multiply where every expert lies."""
+        slot_product(x, ids, weights, self._cache.weights, base=base, settled=settled)
 
     def after(self, routed: int) -> None:
         """Count hits: a captured phase does not."""
@@ -76,15 +86,21 @@ class Pooled:
         self._admitted = Admitted.empty(1, MAX_ROWS * experts_per_token, residency.table.device)
 
     def product(
-        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, base: int
-    ) -> torch.Tensor:
+        self,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        base: int,
+        settled: Settled,
+    ) -> None:
         """Resolve the window's experts of a layer, fetch the missing, multiply where they lie."""
         state, admitted = self._state, self._admitted
         resolve(state, ids, admitted, layer=0, base=base)
         host, pool = self._cache.host, self._cache.pool
         count = admitted.count[0, :1]
         gather_pages(host, pool, admitted.pages[0], admitted.slots[0], count, planes=1)
-        return slot_product(x, ids, weights, pool, table=state.table[0], host=host, base=base)
+        table = state.table[0]
+        slot_product(x, ids, weights, pool, table=table, host=host, base=base, settled=settled)
 
     def after(self, routed: int) -> None:
         """Leave it to the device, which knows the distinct ones."""

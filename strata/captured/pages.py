@@ -10,9 +10,10 @@ from typing import Protocol
 import torch
 
 from strata.config import MAX_ROWS, Victims
-from strata.kernels.append import append_cells
+from strata.kernels.accept import Board
 from strata.kernels.gather import gather_pages
-from strata.kernels.paged_attention import attend_dense, attend_selected, supports
+from strata.kernels.paged_attention import Splits, split_attention, split_shape, supports
+from strata.kernels.qkv import CellStore
 from strata.kernels.resolve import MAX_LRFU_SLOTS, Admitted, ResolveState, resolve
 from strata.kernels.resolve.state import FILLED
 from strata.kernels.select import MAX_FUSED_PAGES, select_pages, update_bounds
@@ -46,14 +47,14 @@ class Pages(Protocol):
     def before(self, rows: int) -> bool:
         """Give the next window's pages their slots; return whether its rows read every page."""
 
-    def open(self, positions: torch.Tensor, *, every_page: bool) -> None:
-        """Find where the cells of rows `positions` [R] go."""
+    def store(self, layer: int) -> CellStore:
+        """Return where the cells of `layer` go."""
 
-    def attend(self, layer: int, q: torch.Tensor, cells: torch.Tensor) -> torch.Tensor:
-        """Append `cells` [R, 2, K, D] and return attention of `q` [R, Q, D] as [R, Q * D]."""
+    def attend(self, layer: int, q: torch.Tensor, board: Board, *, every_page: bool) -> Splits:
+        """Return the attention of `q` [R, Q, D], whose cells are in the store, in splits."""
 
-    def accept(self, accepted: torch.Tensor) -> None:
-        """Keep the first `accepted` + 1 rows (a number on the device)."""
+    def keep(self, cells: torch.Tensor, board: Board) -> None:
+        """Take note of the accepted ones of a window's `cells` [L, R, 2, K, D]."""
 
     def after(self, rows: int, committed: int, *, every_page: bool) -> None:
         """Count a window of `rows` rows of which `committed` were kept."""
@@ -71,8 +72,21 @@ class Pages(Protocol):
 class DensePages:
     """Read every page; newborn pages take their slots on the host, once every few rounds."""
 
-    def __init__(self, kv: KvCache) -> None:
+    def __init__(self, kv: KvCache, heads: int) -> None:
         self.kv = kv
+        g = kv.geometry
+        shape = split_shape(MAX_ROWS, heads, g.head_dim, g.select_pages or g.pages, g.page_cells)
+        device = kv.residency.table.device
+        self._sums = torch.zeros(shape, device=device)
+        self._stats = torch.zeros(2 * shape[0] * shape[1], device=device)
+        self._stores = [
+            CellStore(
+                pool=kv.transfer.pool[layer],
+                host=kv.transfer.host[layer],
+                table=kv.residency.table[layer],
+            )
+            for layer in range(g.layers)
+        ]
 
     def arm(self) -> None:
         """Have nothing to start."""
@@ -82,24 +96,15 @@ class DensePages:
         self.kv.bear_until(self.kv.committed + rows)
         return True
 
-    def open(self, positions: torch.Tensor, *, every_page: bool) -> None:
-        """Find where the cells of rows `positions` [R] go."""
-        kv = self.kv
-        g, table = kv.geometry, kv.residency.table
-        self._positions = positions
-        self._own_page = positions // g.page_cells
-        offsets = positions % g.page_cells
-        slots = table.index_select(1, self._own_page).long()
-        self._host_rows = kv.transfer.cell_rows(self._own_page, offsets)
-        self._pool_rows = kv.transfer.cell_rows(slots, offsets)
+    def store(self, layer: int) -> CellStore:
+        """Return where the cells of `layer` go."""
+        return self._stores[layer]
 
-    def attend(self, layer: int, q: torch.Tensor, cells: torch.Tensor) -> torch.Tensor:
-        """Append, then read every page where it lies."""
-        pool, host = self._append(layer, cells)
-        table = self.kv.residency.table[layer]
-        return attend_dense(self._grouped(q), pool, host, table, self._positions)
+    def attend(self, layer: int, q: torch.Tensor, board: Board, *, every_page: bool) -> Splits:
+        """Read every page where it lies."""
+        return self._split(layer, q, board, None)
 
-    def accept(self, accepted: torch.Tensor) -> None:
+    def keep(self, cells: torch.Tensor, board: Board) -> None:
         """Have no bounds to widen."""
 
     def after(self, rows: int, committed: int, *, every_page: bool) -> None:
@@ -117,14 +122,22 @@ class DensePages:
         """Return nothing: tables change on the host only."""
         return []
 
-    def _append(self, layer: int, cells: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        pool, host = self.kv.transfer.pool[layer], self.kv.transfer.host[layer]
-        append_cells(cells, host, self._host_rows, pool, self._pool_rows[layer])
-        return pool, host
-
     def _grouped(self, q: torch.Tensor) -> torch.Tensor:
         g = self.kv.geometry
         return q.view(len(q), g.kv_heads, -1, g.head_dim)
+
+    def _split(
+        self, layer: int, q: torch.Tensor, board: Board, pages: torch.Tensor | None
+    ) -> Splits:
+        store, rows = self._stores[layer], len(q)
+        assert store.host is not None
+        assert store.table is not None
+        sums = self._sums[: rows * q.shape[1]]
+        stats = self._stats[: 2 * sums.shape[0] * sums.shape[1]].view(2, *sums.shape[:2])
+        at = board.positions[:rows]
+        return split_attention(
+            self._grouped(q), store.pool, store.host, store.table, at, pages, (sums, stats)
+        )
 
 
 class SelectedPages(DensePages):
@@ -134,12 +147,13 @@ class SelectedPages(DensePages):
     resolving; `before` tells the two apart.
     """
 
-    def __init__(self, kv: KvCache) -> None:
-        super().__init__(kv)
+    def __init__(self, kv: KvCache, heads: int) -> None:
+        super().__init__(kv, heads)
         g, table = kv.geometry, kv.residency.table
         self._state = ResolveState.over(table, kv.residency.owner, kv.victims)
         self._admitted = Admitted.empty(1, min(MAX_ROWS * g.select_pages, g.pages), table.device)
         self._born = Admitted.empty(g.layers, 1, table.device)
+        self._first = torch.arange(g.select_pages, device=table.device)
 
     def arm(self) -> None:
         """Take over the tables as they were seeded; what was read before is forgotten."""
@@ -168,48 +182,34 @@ class SelectedPages(DensePages):
         self._born_pages = max(self._born_pages, last_page + 1)
         return last_page < g.select_pages
 
-    def open(self, positions: torch.Tensor, *, every_page: bool) -> None:
-        """Find where cells go, and from which page on nothing may be a victim."""
-        super().open(positions, every_page=every_page)
-        g = self.kv.geometry
-        self._every_page = every_page
-        self._keep_from = self._own_page[:1]
-        self._first = torch.arange(g.select_pages, device=positions.device).expand(
-            len(positions), -1
-        )
-        self._keys: list[torch.Tensor] = []
-
-    def attend(self, layer: int, q: torch.Tensor, cells: torch.Tensor) -> torch.Tensor:
-        """Append, select, resolve, bring misses in, and read each row's pages."""
-        g, state = self.kv.geometry, self._state
+    def attend(self, layer: int, q: torch.Tensor, board: Board, *, every_page: bool) -> Splits:
+        """Select, resolve, bring misses in, and read each row's pages."""
+        g, state, rows = self.kv.geometry, self._state, len(q)
         bounds = self.kv.bounds
         assert bounds is not None
-        pool, host = self._append(layer, cells)
-        self._keys.append(cells[:, 0])
-        grouped = self._grouped(q)
-        pages = self._first
-        if not self._every_page:
-            pages = select_pages(
-                grouped, bounds[layer], self._own_page, count=g.select_pages, tail=g.tail
-            )
-            admitted = self._admitted
-            resolve(
-                state,
-                pages,
-                admitted,
-                layer=layer,
-                keep_from=self._keep_from,
-                distinct=len(q) == 1,
-            )
-            count = admitted.count[0, :1]
-            gather_pages(host, pool, admitted.pages[0], admitted.slots[0], count, planes=g.planes)
-        return attend_selected(grouped, pool, host, state.table[layer], self._positions, pages)
+        if every_page:
+            return self._split(layer, q, board, self._first.expand(rows, -1))
+        own = board.own_pages[:rows]
+        pages = select_pages(
+            self._grouped(q), bounds[layer], own, count=g.select_pages, tail=g.tail
+        )
+        admitted = self._admitted
+        # From the first row's own page on nothing may be a victim.
+        resolve(state, pages, admitted, layer=layer, keep_from=own[:1], distinct=rows == 1)
+        store, count = self._stores[layer], admitted.count[0, :1]
+        assert store.host is not None
+        gather_pages(
+            store.host, store.pool, admitted.pages[0], admitted.slots[0], count, planes=g.planes
+        )
+        return self._split(layer, q, board, pages)
 
-    def accept(self, accepted: torch.Tensor) -> None:
+    def keep(self, cells: torch.Tensor, board: Board) -> None:
         """Widen the bounds of the accepted rows' pages."""
         assert self.kv.bounds is not None
-        kept = torch.arange(len(self._positions), device=accepted.device) <= accepted
-        update_bounds(self.kv.bounds, self._own_page, torch.stack(self._keys), kept)
+        rows = cells.shape[1]
+        kept = torch.arange(rows, device=cells.device) <= board.accepted
+        pages = board.written[:rows] // self.kv.geometry.page_cells
+        update_bounds(self.kv.bounds, pages, cells[:, :, 0], kept)
 
     def after(self, rows: int, committed: int, *, every_page: bool) -> None:
         """Count a window that read every page; others were counted on the device."""

@@ -1,4 +1,4 @@
-"""One launch of a captured graph, or the plain function where there is none."""
+"""One launch of a captured graph, or the plain function where none is asked for."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ class Phase:
         undo: Callable[[], None],
         device: torch.device,
         pool: object,
+        capture: bool,
     ) -> None:
-        """Capture `body`; after each warm-up run `undo` puts back what it changed besides K/V.
+        """Take `body`, or `capture` it.
 
-        So every run writes the same cells, those of the round to come. Runs that moved on would
-        write cells that have no page, and overrun the slack of the drafter's ring.
+        After each warm-up run `undo` puts back what it changed besides K/V, so every run writes
+        the same cells, those of the round to come. Runs that moved on would write cells that have
+        no page, and overrun the slack of the drafter's ring.
         """
         self._body = body
         self._graph: torch.cuda.CUDAGraph | None = None
-        if device.type != "cuda":
+        if not capture:
             return
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(device))

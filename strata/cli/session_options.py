@@ -156,7 +156,7 @@ def session_config(
         vram_budget_bytes=(
             None if vram_budget is None else parse_bytes(vram_budget, name="--vram-budget")
         ),
-        graphs=not no_graphs,
+        rounds="launched" if no_graphs else "captured",
         max_context_cells=_cells("--max-context", max_context),
     )
 

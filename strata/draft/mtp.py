@@ -26,7 +26,7 @@ class MtpDrafter:
         assert model.weights.mtp is not None
         self._model = model
         self._w: MtpWeights = model.weights.mtp
-        self._ring = ring
+        self.ring = ring
         self._next_cell = 1
         self._pending: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -61,21 +61,21 @@ class MtpDrafter:
         """Return the cells behind the prompt; pending ones are written first."""
         if self._pending:
             self.write_pending()
-        return self._ring.committed(self._next_cell)
+        return self.ring.committed(self._next_cell)
 
     def restore(self, cells: torch.Tensor | None) -> None:
         """Take over parked `cells` and fill the ring."""
         if cells is None:
             raise RuntimeError("the parked session did not draft, so its drafter has no cells")
         self._next_cell = len(cells)
-        self._ring.load(cells)
+        self.ring.load(cells)
 
     def truncate(self, cells: int) -> None:
         """Forget every cell from `cells` on; pending ones before it reach the host store."""
         if self._pending:
             self.write_pending()
         self._next_cell = min(self._next_cell, cells)
-        self._ring.refill(self._next_cell)
+        self.ring.refill(self._next_cell)
 
     def write_pending(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the cells of all pending tokens; return the last one's query and residual.
@@ -113,19 +113,17 @@ class MtpDrafter:
         ]
         x = w.fc(torch.cat(inputs, -1))
         angles = self._model.rotary.angles(positions, x.dtype)
-        q, cells = project_qkv(
-            rms_norm(x, w.attention.norm, eps), w.attention, self._model.config, angles
-        )
-        self._ring.write(positions, cells, committed=committed)
+        q, cells = project_qkv(rms_norm(x, w.attention.norm, eps), w.attention, eps, angles)
+        self.ring.write(positions, cells, committed=committed)
         return q, x
 
     def output(self, q: torch.Tensor, x: torch.Tensor, position: int) -> torch.Tensor:
         """Return the layer's normed output [1, H] for the row whose cell is `position`."""
-        return self._finish(q, x, self._ring.read(position), None)
+        return self._finish(q, x, self.ring.read(position), None)
 
     def output_at(self, q: torch.Tensor, x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         """Return what `output` does for `position` [1] on the device."""
-        return self._finish(q, x, *self._ring.read_at(position))
+        return self._finish(q, x, *self.ring.read_at(position))
 
     def _finish(
         self, q: torch.Tensor, x: torch.Tensor, kv: torch.Tensor, mask: torch.Tensor | None

@@ -26,10 +26,10 @@ class DrafterRing:
         dtype: torch.dtype,
         arena: Arena,
     ) -> None:
-        self._ring = arena.take("drafter ring", ring_shape(window, max_cells, *shape[1:]), dtype)
-        self.capacity = len(self._ring)
+        self.cells = arena.take("drafter ring", ring_shape(window, max_cells, *shape[1:]), dtype)
+        self.capacity = len(self.cells)
         self.window = self.capacity - WINDOW_SLACK_CELLS
-        self._host = torch.zeros(
+        self.host = torch.zeros(
             max_cells + WINDOW_SLACK_CELLS,
             *shape,
             dtype=dtype,
@@ -45,42 +45,42 @@ class DrafterRing:
         if committed:
             planes = cells.shape[1] * cells.shape[2]
             rows = positions[:, None] * planes + torch.arange(planes, device=positions.device)
-            append_cells(cells, self._host, rows.flatten())
+            append_cells(cells, self.host, rows.flatten())
         keep = min(n, self.capacity)
-        self._ring.index_copy_(0, positions[n - keep :] % self.capacity, cells[n - keep :])
+        self.cells.index_copy_(0, positions[n - keep :] % self.capacity, cells[n - keep :])
 
     def read(self, position: int) -> torch.Tensor:
         """Return the window up to and with cell `position`, oldest first, as [2, K, n, D]."""
         first = max(1, position - self.window + 1)
-        at = torch.arange(first, position + 1, device=self._ring.device) % self.capacity
-        return self._ring.index_select(0, at).permute(1, 2, 0, 3)
+        at = torch.arange(first, position + 1, device=self.cells.device) % self.capacity
+        return self.cells.index_select(0, at).permute(1, 2, 0, 3)
 
     def read_at(self, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what `read` does for `position` [1] on the device, padded to W cells.
 
         The cells are [2, K, W, D], the mask [1, 1, W] is minus infinity where there is no cell.
         """
-        cells = torch.arange(1 - self.window, 1, device=self._ring.device) + position
-        window = self._ring.index_select(0, cells % self.capacity).permute(1, 2, 0, 3)
-        mask = torch.zeros(1, 1, self.window, dtype=self._ring.dtype, device=self._ring.device)
+        cells = torch.arange(1 - self.window, 1, device=self.cells.device) + position
+        window = self.cells.index_select(0, cells % self.capacity).permute(1, 2, 0, 3)
+        mask = torch.zeros(1, 1, self.window, dtype=self.cells.dtype, device=self.cells.device)
         return window, mask.masked_fill_(cells < 1, -torch.inf)
 
     def committed(self, cells: int) -> torch.Tensor:
         """Return a copy of the first `cells` committed cells, cell 0 included, on the CPU."""
-        if self._ring.is_cuda:
-            torch.cuda.synchronize(self._ring.device)
-        return self._host[:cells].clone()
+        if self.cells.is_cuda:
+            torch.cuda.synchronize(self.cells.device)
+        return self.host[:cells].clone()
 
     def load(self, cells: torch.Tensor) -> None:
         """Take `cells` [n, 2, K, D] for the first n committed ones and fill the ring."""
-        self._host[: len(cells)] = cells
+        self.host[: len(cells)] = cells
         self.refill(len(cells))
 
     def refill(self, cells: int) -> None:
         """Fill the ring from the host store so that cell `cells` can be written next."""
         first = max(1, cells - self.capacity)
-        positions = torch.arange(first, cells, device=self._ring.device)
-        self.write(positions, self._host[first:cells].to(self._ring.device), committed=False)
+        positions = torch.arange(first, cells, device=self.cells.device)
+        self.write(positions, self.host[first:cells].to(self.cells.device), committed=False)
 
 
 def ring_shape(window: int, max_cells: int, kv_heads: int, head_dim: int) -> tuple[int, ...]:

@@ -49,14 +49,14 @@ class ResidentExperts:
     """Every expert on the device: no slots to fight for, every lookup a hit."""
 
     def __init__(self, weights: torch.Tensor) -> None:
-        self._weights = weights
+        self.weights = weights
         self.counters = Counters()
         self.slots = len(weights)
 
     def gather(self, experts: torch.Tensor) -> Gathered:
         """Return the weights of `experts`."""
         self.count(experts.numel())
-        return _split(self._weights, experts)
+        return _split(self.weights, experts)
 
     def product(
         self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor
@@ -68,12 +68,12 @@ class ResidentExperts:
     def apply(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Do what `product` does without counting."""
         if device.has_kernels(x):
-            return slot_product(x, experts, weights, self._weights)
-        return expert_product(x, *_split(self._weights, experts.flatten()), weights)
+            return slot_product(x, experts, weights, self.weights)
+        return expert_product(x, *_split(self.weights, experts.flatten()), weights)
 
     def blobs(self, first: int, count: int) -> torch.Tensor:
         """Return a view of the device's own."""
-        return self._weights[first : first + count]
+        return self.weights[first : first + count]
 
     def check_integrity(self) -> None:
         """Have nothing that could be wrong."""
@@ -90,7 +90,8 @@ class PooledExperts:
         self.host = host  # [N, 3I, H]
         self.slots = slots
         self.counters = Counters()
-        self.pool = arena.take("expert slots", (slots, *host.shape[1:]), host.dtype)
+        shape = (slots, *host.shape[1:])
+        self.pool = arena.take("expert slots", shape, host.dtype, lendable=True)
         table = arena.take("expert tables", (1, len(host)), torch.int32)
         owner = arena.take("expert tables", (1, slots), torch.int32)
         self.residency = Residency(make_victims("clock", 1, slots, arena.device), table, owner)

@@ -18,7 +18,7 @@ class Rotary:
 
     def __init__(self, config: LMConfig, device: torch.device) -> None:
         exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-        self._inverse = (1.0 / config.rope_theta**exponent).to(device)  # [D / 2]
+        self.inverse = (1.0 / config.rope_theta**exponent).to(device)  # [D / 2]
 
     def angles(
         self, positions: torch.Tensor, dtype: torch.dtype
@@ -27,7 +27,7 @@ class Rotary:
 
         The sine's first half carries the minus of the rotation, so that rotating is one roll.
         """
-        phase = positions.to(torch.float32)[:, None, None] * self._inverse
+        phase = positions.to(torch.float32)[:, None, None] * self.inverse
         cos, sin = phase.cos(), phase.sin()
         return torch.cat([cos, cos], -1).to(dtype), torch.cat([-sin, sin], -1).to(dtype)
 
@@ -51,15 +51,16 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def project_qkv(
     x: torch.Tensor,
     w: AttentionWeights,
-    config: LMConfig,
+    eps: float,
     angles: tuple[torch.Tensor, torch.Tensor],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return queries [R, Q, D] and new cells [R, 2, K, D] of normed input `x` [R, H]."""
-    q, k, d = config.heads, config.kv_heads, config.head_dim
-    packed = w.qkv(x).view(-1, q + 2 * k, d)
-    qk = rotate(rms_norm(packed[:, : q + k], w.qk_norm, config.norm_eps), *angles)
-    cells = torch.cat([qk[:, q:], packed[:, q + k :]], 1).view(-1, 2, k, d)
-    return qk[:, :q], cells
+    normed, d = w.qk_norm.shape  # Q + K
+    k = w.qkv.shape[0] // d - normed
+    packed = w.qkv(x).view(-1, normed + k, d)
+    qk = rotate(rms_norm(packed[:, :normed], w.qk_norm, eps), *angles)
+    cells = torch.cat([qk[:, normed - k :], packed[:, normed:]], 1).view(-1, 2, k, d)
+    return qk[:, : normed - k], cells
 
 
 def dense_mlp(x: torch.Tensor, gate_up: Linear, down: Linear) -> torch.Tensor:

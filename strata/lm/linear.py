@@ -20,28 +20,30 @@ class Linear:
     def __init__(self, weight: torch.Tensor) -> None:
         self.shape = tuple(weight.shape)
         self.dtype = weight.dtype
-        self._packed = (
+        self.packed = (
             weight.device.type == "cpu"
             and weight.dtype == torch.float32
             and weight.numel() >= SMALLEST_PACKED
             and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         )
-        if self._packed:
+        if self.packed:
             weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
         self._weight = weight
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the product [R, out]."""
-        if self._packed:
+        if self.packed:
             product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
                 x, self._weight, None, "none", [], ""
             )
             return product
         return F.linear(x, self._weight)
 
-    def shares(self, tensor: torch.Tensor) -> bool:
-        """Return whether the weight is `tensor` itself, not a packed copy."""
-        return self._weight is tensor
+    @property
+    def weight(self) -> torch.Tensor:
+        """Return the weight [out, in] for a kernel; it must not be packed."""
+        assert not self.packed, "a packed weight is oneDNN's alone"
+        return self._weight
 
     @property
     def nbytes(self) -> int:

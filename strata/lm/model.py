@@ -58,7 +58,7 @@ class LanguageModel:
         eps = self.config.norm_eps
         angles = self.rotary.angles(positions, x.dtype)
         for i, layer in enumerate(self.weights.layers):
-            q, cells = project_qkv(rms_norm(x, layer.norm, eps), layer, self.config, angles)
+            q, cells = project_qkv(rms_norm(x, layer.norm, eps), layer, eps, angles)
             x = x + layer.out(attend(i, q, cells))
             x = x + experts(i, rms_norm(x, layer.post_norm, eps))
         return rms_norm(x, self.weights.norm, eps)

@@ -35,6 +35,7 @@ class MtpWeights:
     norm_embedding: torch.Tensor  # [H]
     norm_hidden: torch.Tensor  # [H]
     attention: AttentionWeights
+    mlp: torch.Tensor  # [3F, H], laid out as an expert; what follows shares it unless packed
     gate_up: Linear  # [2F, H]
     down: Linear  # [H, F]
     norm: torch.Tensor  # [H]
@@ -57,9 +58,13 @@ class Weights:
 
         A tied head that is packed for the CPU is a copy of the embedding and counts as one.
         """
-        parts = [part for part in _leaves(self) if part is not self.experts]
-        tied = self.head.shares(self.embedding)
-        return sum(_nbytes(part) for part in parts if not (tied and part is self.head))
+        total, seen = 0, set()
+        for part in _leaves(self):
+            block = _block(part)
+            if part is not self.experts and block not in seen:
+                total += part.nbytes
+            seen.add(block)
+        return total
 
 
 def _leaves(part: object) -> Iterator[torch.Tensor | Linear]:
@@ -74,8 +79,11 @@ def _leaves(part: object) -> Iterator[torch.Tensor | Linear]:
             yield from _leaves(getattr(part, field.name))
 
 
-def _nbytes(part: torch.Tensor | Linear) -> int:
-    return part.nbytes if isinstance(part, Linear) else part.numel() * part.element_size()
+def _block(part: torch.Tensor | Linear) -> int:
+    """Return what names the memory of `part`; parts that share memory have the same."""
+    if isinstance(part, Linear):
+        return id(part) if part.packed else _block(part.weight)
+    return part.untyped_storage().data_ptr()
 
 
 def load_weights(
@@ -143,13 +151,15 @@ def _load_mtp(
     take: Callable[..., torch.Tensor], attention: AttentionWeights, c: LMConfig
 ) -> MtpWeights:
     mlp, width = "mtp.layers.0.mlp", c.mtp_dense_width
-    gate_up = [take(f"{mlp}.{part}_proj.weight", width, c.hidden) for part in ("gate", "up")]
+    parts = [take(f"{mlp}.{part}_proj.weight", width, c.hidden) for part in ("gate", "up")]
+    blob = torch.cat([*parts, take(f"{mlp}.down_proj.weight", c.hidden, width).T])
     return MtpWeights(
         fc=Linear(take("mtp.fc.weight", c.hidden, 2 * c.hidden)),
         norm_embedding=take("mtp.pre_fc_norm_embedding.weight", c.hidden),
         norm_hidden=take("mtp.pre_fc_norm_hidden.weight", c.hidden),
         attention=attention,
-        gate_up=Linear(torch.cat(gate_up)),
-        down=Linear(take(f"{mlp}.down_proj.weight", c.hidden, width)),
+        mlp=blob,
+        gate_up=Linear(blob[: 2 * width]),
+        down=Linear(blob[2 * width :].T),
         norm=take("mtp.norm.weight", c.hidden),
     )

@@ -107,7 +107,7 @@ def test_reads_are_the_last_committed_cells(window, prompt, steps):
 @pytest.mark.parametrize("window", [0, 1, 7, 5_000])
 def test_the_ring_is_carved_as_it_is_planned(window):
     ring = make_ring(window)
-    assert tuple(ring._ring.shape) == ring_shape(window, MAX_CELLS, SHAPE[1], SHAPE[2])
+    assert tuple(ring.cells.shape) == ring_shape(window, MAX_CELLS, SHAPE[1], SHAPE[2])
     assert ring.capacity >= ring.window + WINDOW_SLACK_CELLS
 
 
@@ -125,10 +125,10 @@ def test_a_ring_that_wraps_drafts_as_one_that_never_does(
     for wraps in (True, False):
         config = SessionConfig(spec=SpecConfig(drafts=7, window_cells=window))
         session = create_session(tiny, config, prompt_cells=600, max_new=200, environ={})
-        ring = session.engine.drafter._ring
+        ring = session.engine.drafter.ring
         if not wraps:
             ring.capacity = 1_000
-            ring._ring = torch.zeros(1_000, *ring._ring.shape[1:])
+            ring.cells = torch.zeros(1_000, *ring.cells.shape[1:])
         session.prefill(prompt_of(tiny, 600, seed=4))
         params = SamplingParams(max_new=200, ignore_eos=True, temperature=0.9, seed=1)
         runs.append(session.generate(params))

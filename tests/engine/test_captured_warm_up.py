@@ -19,8 +19,8 @@ CELLS, NEW = 90, 25
 class WarmedPhase(Phase):
     """A phase that runs its warm-up on any device, as a capture does on a GPU."""
 
-    def __init__(self, body, undo, device: torch.device, pool: object) -> None:
-        super().__init__(body, undo, device, pool)
+    def __init__(self, body, undo, device: torch.device, pool: object, capture: bool) -> None:
+        super().__init__(body, undo, device, pool, capture)
         for _ in range(WARM_UP_RUNS):
             body()
             undo()
@@ -36,7 +36,7 @@ def test_a_warm_up_leaves_no_trace(
     config = SessionConfig(
         kv=KvConfig(resident_cells=10, page_cells=1),
         spec=SpecConfig(drafts=drafts, window_cells=window),
-        graphs=False,
+        rounds="reference",
     )
     results = []
     for kind in (Engine, CapturedEngine):

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from strata.captured.tokens import TokenDraw
 from strata.config import KvConfig, SamplingParams, Selection, SessionConfig, SpecConfig
 from strata.lm import LanguageModel, bundled_model_path, load_model
 from strata.parked import Parked
@@ -55,6 +56,7 @@ AXES: dict[str, list[dict[str, Any]]] = {
         {"drafts": "auto"},
         {"drafts": 3, "min_p": 0.4},
     ],
+    "rounds": [{"rounds": "launched"}, {"rounds": "launched", "drafts": 3}],
     "window": [{"drafts": 3, "window_cells": w} for w in (0, 4, 64, CELLS, 9_000)],
 }
 
@@ -172,14 +174,21 @@ def test_logits_are_bit_identical_where_the_rows_are(
         recorded[-1].append(out)
         return out
 
+    draw = TokenDraw.tokens
+
+    def record_hidden(self: TokenDraw, hidden: torch.Tensor, *args: torch.Tensor) -> torch.Tensor:
+        recorded[-1].append(hidden.clone())
+        return draw(self, hidden, *args)
+
     monkeypatch.setattr(type(model), "logits", record)
+    monkeypatch.setattr(TokenDraw, "tokens", record_hidden)
     for changes in ({}, change):
         recorded.append([])
         Case(
             model,
             parked,
             {
-                "graphs": False,
+                "rounds": "launched",
                 "drafts": drafts,
                 "window_cells": 64,
                 "selection": SELECTIONS[reading],

@@ -1,4 +1,4 @@
-"""Routing in one launch, the gated expert product in two, experts read where they lie.
+"""Routing in one launch, the gated expert product in another, experts read where they lie.
 
 Shapes: R rows, H hidden, E experts a layer, N over all layers, k experts a token, I expert width,
 S slots. Everything is a function of its own row, so bits do not depend on how many there are.
@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 
 from strata.kernels.device import on_device_of
-
-MAX_CHUNKS = 8
-"""Parts that an expert's width is cut into, so that 8 programs share one expert's bytes."""
+from strata.kernels.experts import block_width, part_count
+from strata.kernels.experts.routing import choose_experts
+from strata.kernels.settle import arrive_last, settle_row
 
 
 @triton.jit
@@ -30,63 +30,75 @@ def _route(
     BLOCK: tl.constexpr,
     BLOCK_HIDDEN: tl.constexpr,
 ):
-    """Write one row's best experts, best first, equal ones from the lowest number.
-
-    With PROJECT, x is the row and the router's product is taken here, rounded as a product of
-    that type is; without, x holds logits.
-    """
     row = tl.program_id(0).to(tl.int64)
-    e = tl.arange(0, BLOCK)
-    inside = e < experts
-    if PROJECT:
-        logits = tl.zeros((BLOCK,), tl.float32)
-        for start in range(0, hidden, BLOCK_HIDDEN):
-            h = start + tl.arange(0, BLOCK_HIDDEN)
-            x = tl.load(x_ptr + row * hidden + h, mask=h < hidden, other=0.0).to(tl.float32)
-            mask = inside[:, None] & (h < hidden)[None, :]
-            w = tl.load(router_ptr + e[:, None] * hidden + h[None, :], mask=mask, other=0.0)
-            logits += tl.sum(w.to(tl.float32) * x[None, :], 1)
-        logits = logits.to(x_ptr.dtype.element_ty).to(tl.float32)
-        logits = tl.where(inside, logits, float("-inf"))
-    else:
-        logits = tl.load(x_ptr + row * experts + e, mask=inside, other=float("-inf"))
-        logits = logits.to(tl.float32)
-    share = tl.exp(logits - tl.max(logits, 0))
-    share = share / tl.sum(share, 0)
-    left = tl.where(inside, share, -1.0)
-    place = tl.full((BLOCK,), -1, tl.int32)
-    total = 0.0
-    for j in tl.static_range(COUNT):
-        best = tl.max(left, 0)
-        chosen = tl.min(tl.where(left == best, e, BLOCK), 0)
-        place = tl.where(e == chosen, j, place)
-        left = tl.where(e == chosen, -1.0, left)
-        total += best
-    if NORMALISE:
-        share = share / total
-    tl.store(ids_ptr + row * COUNT + place, e.to(ids_ptr.dtype.element_ty), mask=place >= 0)
-    weights = share.to(weights_ptr.dtype.element_ty)
-    tl.store(weights_ptr + row * COUNT + place, weights, mask=place >= 0)
+    choose_experts(
+        x_ptr + row * (hidden if PROJECT else experts),
+        router_ptr,
+        ids_ptr + row * COUNT,
+        weights_ptr + row * COUNT,
+        experts,
+        hidden,
+        COUNT,
+        NORMALISE,
+        PROJECT,
+        BLOCK,
+        BLOCK_HIDDEN,
+    )
+
+
+@triton.jit
+def _sum_parts(
+    parts_ptr,
+    ids_ptr,
+    out_ptr,
+    row,
+    COUNT: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write one row's sum over its experts in router order; padding wrote no parts."""
+    h = tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for j in range(COUNT):
+        pair = row * COUNT + j
+        mask = h < tl.where(tl.load(ids_ptr + pair) >= 0, HIDDEN, 0)
+        for c in tl.static_range(CHUNKS):
+            at = parts_ptr + (pair * CHUNKS + c) * HIDDEN + h
+            total += tl.load(at, mask=mask, other=0.0, cache_modifier=".cg")
+    tl.store(out_ptr + row * HIDDEN + h, total.to(out_ptr.dtype.element_ty), mask=h < HIDDEN)
 
 
 @triton.jit(do_not_specialize=["base"])
-def _partial_product(
+def _product(
     x_ptr,
     ids_ptr,
     weights_ptr,
     pool_ptr,
     host_ptr,
     table_ptr,
+    parts_ptr,
+    counter_ptr,
+    residual_ptr,
+    gain_ptr,
     out_ptr,
     base,
+    eps,
     COUNT: tl.constexpr,
+    CHUNKS: tl.constexpr,
     HIDDEN: tl.constexpr,
     WIDTH: tl.constexpr,
     POOLED: tl.constexpr,
+    SETTLE: tl.constexpr,
     BLOCK_WIDTH: tl.constexpr,
     BLOCK_HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Write what BLOCK_WIDTH of an expert's inner values give one row, in float32."""
+    """Write what BLOCK_WIDTH of an expert's inner values give one row, in float32.
+
+    The last program of a row adds the parts in router order, an expert's in their order: into the
+    residual, whose norm is the output, with SETTLE; alone without.
+    """
     pair = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     listed = tl.load(ids_ptr + pair).to(tl.int64)
@@ -120,31 +132,25 @@ def _partial_product(
             at = blob + (2 * WIDTH + i)[:, None] * HIDDEN + h[None, :]
             w_down = tl.load(at, mask=mask, other=0.0).to(tl.float32)
             part = tl.sum(w_down * inner[:, None], 0)
-            out = out_ptr + (pair * tl.num_programs(1) + chunk) * HIDDEN + h
-            tl.store(out, part, mask=h < HIDDEN)
-
-
-@triton.jit
-def _sum_parts(
-    parts_ptr,
-    ids_ptr,
-    out_ptr,
-    COUNT: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Write one row's sum over its experts in router order, each one's parts in order."""
-    row = tl.program_id(0).to(tl.int64)
-    h = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for j in range(COUNT):
-        pair = row * COUNT + j
-        mask = h < tl.where(tl.load(ids_ptr + pair) >= 0, HIDDEN, 0)
-        for c in tl.static_range(CHUNKS):
-            at = parts_ptr + (pair * CHUNKS + c) * HIDDEN + h
-            total += tl.load(at, mask=mask, other=0.0)
-    tl.store(out_ptr + row * HIDDEN + h, total.to(out_ptr.dtype.element_ty), mask=h < HIDDEN)
+            tl.store(parts_ptr + (pair * CHUNKS + chunk) * HIDDEN + h, part, mask=h < HIDDEN)
+    row = pair // COUNT
+    if arrive_last(counter_ptr + row, COUNT * CHUNKS):
+        if SETTLE:
+            settle_row(
+                residual_ptr,
+                parts_ptr,
+                gain_ptr,
+                out_ptr,
+                row,
+                row,
+                eps,
+                COUNT * CHUNKS,
+                HIDDEN,
+                BLOCK,
+                True,
+            )
+        else:
+            _sum_parts(parts_ptr, ids_ptr, out_ptr, row, COUNT, CHUNKS, HIDDEN, BLOCK)
 
 
 def route(
@@ -196,27 +202,34 @@ def slot_product(
     base: int = 0,
     out: torch.Tensor | None = None,
     parts: torch.Tensor | None = None,
+    counter: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    gain: torch.Tensor | None = None,
+    eps: float = 0.0,
 ) -> torch.Tensor:
     """Return the weighted sum [R, H] over each row's experts; see the package for the contract.
 
-    `parts` [R, k, `part_count`, H] float32 and `out` [R, H] are buffers for captured launches.
+    `parts` [R, k, `part_count`, H] float32, `counter` [R] int32 zeros and `out` [R, H] are buffers
+    for captured launches; `out` may be `x` itself. With `residual` and `gain` no id is padding.
     """
     (rows, count), (hidden, width) = ids.shape, (x.shape[1], pool.shape[1] // 3)
     assert pool.is_contiguous()
     assert (table is None) == (host is None), "a table names slots or places in host memory"
     assert host is None or host.is_contiguous()
+    assert (residual is None) == (gain is None), "a residual is added for the norm that follows"
     x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
     chunks = part_count(width)
     if parts is None:
         shape = (rows, count, chunks, hidden)
         parts = torch.empty(shape, dtype=torch.float32, device=x.device)
+    if counter is None:
+        counter = torch.zeros(rows, dtype=torch.int32, device=x.device)
     if out is None:
         out = torch.empty_like(x)
-    block_width = _block_width(width)
-    block_hidden = max(16, min(triton.next_power_of_2(hidden), 4096 // block_width))
-    block = min(triton.next_power_of_2(hidden), 256)
+    inner = block_width(width)
+    block = triton.next_power_of_2(hidden)
     with on_device_of(x):
-        _partial_product[(rows * count, chunks)](
+        _product[(rows * count, chunks)](
             x,
             ids,
             weights,
@@ -224,25 +237,21 @@ def slot_product(
             pool if host is None else host,
             ids if table is None else table,
             parts,
+            counter,
+            out if residual is None else residual,
+            out if gain is None else gain,
+            out,
             base,
+            eps,
             COUNT=count,
+            CHUNKS=chunks,
             HIDDEN=hidden,
             WIDTH=width,
             POOLED=table is not None,
-            BLOCK_WIDTH=block_width,
-            BLOCK_HIDDEN=block_hidden,
+            SETTLE=residual is not None,
+            BLOCK_WIDTH=inner,
+            BLOCK_HIDDEN=max(16, min(block, 4096 // inner)),
+            BLOCK=block,
             num_warps=4,
         )
-        _sum_parts[(rows, triton.cdiv(hidden, block))](
-            parts, ids, out, COUNT=count, CHUNKS=chunks, HIDDEN=hidden, BLOCK=block, num_warps=2
-        )
     return out
-
-
-def part_count(width: int) -> int:
-    """Return the parts that an expert of `width` is summed from; a constant of the model."""
-    return -(-width // _block_width(width))
-
-
-def _block_width(width: int) -> int:
-    return max(16, int(triton.next_power_of_2(-(-width // MAX_CHUNKS))))

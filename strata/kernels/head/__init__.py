@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from strata.kernels import device
@@ -21,6 +23,7 @@ def draw(
     seed: torch.Tensor | None = None,
     temperature: torch.Tensor | None = None,
     with_logits: bool = False,
+    tokens: torch.Tensor | None = None,
 ) -> Drawn:
     """Return the tokens behind rows `x` [R, H] of a forward, with their share of the softmax.
 
@@ -28,7 +31,7 @@ def draw(
     [V, H] and rounded to its type. Without a seed the token is the largest logit's, the lowest of
     equals. With `positions` [R], a `seed` [1] int64 (two's complement) and a `temperature` [1]
     float32, all on the device, it is the argmax of logits / temperature plus
-    `strata.noise.gumbel`.
+    `strata.noise.gumbel`. `tokens` [R] is where the tokens go, if that matters.
     """
     if device.has_kernels(x):
         from strata.kernels.head import triton
@@ -42,7 +45,9 @@ def draw(
             seed=seed,
             temperature=temperature,
             with_logits=with_logits,
+            tokens=tokens,
         )
-    return ref.draw(
+    drawn = ref.draw(
         x, norm, weight, eps=eps, positions=positions, seed=seed, temperature=temperature
     )
+    return drawn if tokens is None else replace(drawn, tokens=tokens.copy_(drawn.tokens))

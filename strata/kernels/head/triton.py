@@ -117,7 +117,7 @@ def _project(
         tl.store(sum_ptr + place, tl.sum(tl.exp(logit - top), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["tokens_ptr"])
 def _pick(
     value_ptr,
     index_ptr,
@@ -169,6 +169,7 @@ def draw(
     seed: torch.Tensor | None,
     temperature: torch.Tensor | None,
     with_logits: bool,
+    tokens: torch.Tensor | None = None,
     out: Drawn | None = None,
     parts: torch.Tensor | None = None,
 ) -> Drawn:
@@ -182,8 +183,10 @@ def draw(
     blocks = block_count(vocab, hidden)
     if out is None:
         logits = torch.empty(rows, vocab, device=x.device) if with_logits else None
+        if tokens is None:
+            tokens = torch.empty(rows, dtype=torch.int64, device=x.device)
         out = Drawn(
-            tokens=torch.empty(rows, dtype=torch.int64, device=x.device),
+            tokens=tokens,
             shares=torch.empty(rows, dtype=torch.float32, device=x.device),
             hidden=x if norm is None else torch.empty_like(x),
             logits=logits,

@@ -11,12 +11,23 @@ import torch
 
 from strata.kernels import device
 from strata.kernels.paged_attention import ref
+from strata.kernels.paged_attention.splits import Splits
 
-__all__ = ["MAX_ROWS", "attend_dense", "attend_selected", "supports"]
+__all__ = [
+    "MAX_ROWS",
+    "Splits",
+    "attend_dense",
+    "attend_selected",
+    "split_attention",
+    "split_shape",
+    "supports",
+]
 
 MAX_ROWS = 8
 """Rows of a call at most; query tiles are padded to it, whatever the rows of a call."""
 MAX_GROUP = 16
+SPLIT_CELLS = 128
+"""Cells of a split, rounded down to whole pages: at 1K cells 8 programs a head share the work."""
 HEAD_DIMS = range(16, 129)
 DTYPES = (torch.bfloat16, torch.float32)
 
@@ -69,6 +80,37 @@ def attend_selected(
     from strata.kernels.paged_attention import triton
 
     return triton.attend_selected(q, pool, host, table, positions, pages)
+
+
+def split_shape(rows: int, heads: int, dim: int, pages: int, page_cells: int) -> tuple[int, ...]:
+    """Return the shape of `Splits.sums` for rows that read at most `pages` pages each."""
+    split_pages = max(1, SPLIT_CELLS // page_cells)
+    return (rows * heads, -(-pages // split_pages), dim)
+
+
+def split_attention(
+    q: torch.Tensor,
+    pool: torch.Tensor,
+    host: torch.Tensor,
+    table: torch.Tensor,
+    positions: torch.Tensor,
+    pages: torch.Tensor | None,
+    out: tuple[torch.Tensor, torch.Tensor],
+) -> Splits:
+    """Return what `attend_dense` reduces, or `attend_selected` where there are `pages`.
+
+    `out` are buffers for sums and stats, as large as `split_shape` says. The reference has one
+    split, of everything.
+    """
+    if _by_kernel(q):
+        from strata.kernels.paged_attention import triton
+
+        return triton.split_attention(q, pool, host, table, positions, pages, out)
+    if pages is None:
+        attended = ref.attend_dense(q, pool, host, table, positions)
+    else:
+        attended = ref.attend_selected(q, pool, host, table, positions, pages)
+    return Splits.of(attended, q.shape[-1])
 
 
 def _by_kernel(q: torch.Tensor) -> bool:

@@ -12,14 +12,15 @@ import triton
 import triton.language as tl
 
 from strata.kernels.device import on_device_of
+from strata.kernels.paged_attention import SPLIT_CELLS, split_shape
+from strata.kernels.paged_attention.splits import Splits
 
-SPLIT_CELLS = 128
-"""Cells of a split, rounded down to whole pages: at 1K cells 8 programs a head share the work."""
 TILE_ROWS = 8
 """Query rows of a dense tile, present or not."""
 REDUCE_SPLITS = 256
 """Lanes of the reduction: lane i adds splits i, i + 256, ..., then the lanes are summed."""
 REDUCE_DIMS = 16
+LOG2_E = 1.4426950408889634  # scores are powers of two
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Interpreted products take bfloat16 for integers, so operands are widened there."""
 
@@ -186,8 +187,9 @@ def attend_dense(
     *,
     max_pages: int,
 ) -> torch.Tensor:
-    """Launch over K/V heads x splits, all rows in one tile."""
-    return _attend(q, pool, host, table, positions, None, max_pages)
+    """Launch over K/V heads x splits, all rows in one tile, then reduce."""
+    splits = split_attention(q, pool, host, table, positions, None, _buffers(q, pool, max_pages))
+    return _reduce(q, splits, positions)
 
 
 def attend_selected(
@@ -198,19 +200,22 @@ def attend_selected(
     positions: torch.Tensor,
     pages: torch.Tensor,
 ) -> torch.Tensor:
-    """Launch over rows x K/V heads x splits of a row's list."""
-    return _attend(q, pool, host, table, positions, pages, pages.shape[1])
+    """Launch over rows x K/V heads x splits of a row's list, then reduce."""
+    out = _buffers(q, pool, pages.shape[1])
+    splits = split_attention(q, pool, host, table, positions, pages, out)
+    return _reduce(q, splits, positions)
 
 
-def _attend(
+def split_attention(
     q: torch.Tensor,
     pool: torch.Tensor,
     host: torch.Tensor,
     table: torch.Tensor,
     positions: torch.Tensor,
     pages: torch.Tensor | None,
-    listed_pages: int,
-) -> torch.Tensor:
+    out: tuple[torch.Tensor, torch.Tensor],
+) -> Splits:
+    """Return the splits of each row's `pages`, of every page where there is no list."""
     rows, kv_heads, group, dim = q.shape
     assert rows <= TILE_ROWS, f"{rows} rows in one call, at most {TILE_ROWS} are possible"
     if q.stride()[1:] != (group * dim, dim, 1):
@@ -218,13 +223,11 @@ def _attend(
     assert pages is None or pages.stride(1) == 1, "a row's pages are contiguous"
     page_cells, heads = pool.shape[1], kv_heads * group
     split_pages = max(1, SPLIT_CELLS // page_cells)
-    splits = triton.cdiv(listed_pages, split_pages)
     selected = pages is not None
     tile_rows = 1 if selected else TILE_ROWS
     block_m = max(16, triton.next_power_of_2(tile_rows * group))
-    sums = torch.empty(rows * heads, splits, dim, dtype=torch.float32, device=q.device)
-    stats = torch.empty(2, rows * heads, splits, dtype=torch.float32, device=q.device)
-    out = torch.empty(rows, heads * dim, dtype=q.dtype, device=q.device)
+    splits = out[0].shape[1]
+    assert out[0].shape == (rows * heads, splits, dim)
     with on_device_of(q):
         _attend_splits[(splits, kv_heads, rows if selected else 1)](
             q,
@@ -233,14 +236,13 @@ def _attend(
             table,
             positions,
             table if pages is None else pages,
-            sums,
-            stats,
+            *out,
             rows,
             splits,
-            listed_pages,
+            splits * split_pages if pages is None else pages.shape[1],
             q.stride(0),
             0 if pages is None else pages.stride(0),
-            dim**-0.5 * 1.4426950408889634,  # scores in powers of two
+            dim**-0.5 * LOG2_E,
             SELECTED=selected,
             KV_HEADS=kv_heads,
             GROUP=group,
@@ -255,16 +257,37 @@ def _attend(
             num_warps=8 if block_m > 64 else 4,
             num_stages=2,
         )
-        _reduce_splits[(rows * heads, triton.cdiv(dim, REDUCE_DIMS))](
-            sums,
-            stats,
+    return Splits(
+        sums=out[0],
+        stats=out[1],
+        positions=None if selected else positions,
+        cells=split_pages * page_cells,
+    )
+
+
+def _buffers(q: torch.Tensor, pool: torch.Tensor, pages: int) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, kv_heads, group, dim = q.shape
+    shape = split_shape(rows, kv_heads * group, dim, pages, pool.shape[1])
+    sums = torch.empty(shape, dtype=torch.float32, device=q.device)
+    return sums, torch.empty(2, *shape[:2], dtype=torch.float32, device=q.device)
+
+
+def _reduce(q: torch.Tensor, splits: Splits, positions: torch.Tensor) -> torch.Tensor:
+    """Return the attention [R, Q * D] of all splits."""
+    queries, count, dim = splits.sums.shape
+    heads = queries // len(q)
+    out = torch.empty(len(q), heads * dim, dtype=q.dtype, device=q.device)
+    with on_device_of(q):
+        _reduce_splits[(queries, triton.cdiv(dim, REDUCE_DIMS))](
+            splits.sums,
+            splits.stats,
             positions,
             out,
-            splits,
-            SELECTED=selected,
+            count,
+            SELECTED=splits.positions is None,
             HEADS=heads,
             DIM=dim,
-            SPLIT=split_pages * page_cells,
+            SPLIT=splits.cells,
             BLOCK_S=REDUCE_SPLITS,
             BLOCK_D=REDUCE_DIMS,
             num_warps=8,

@@ -1,0 +1,129 @@
+"""The main model's rows through every layer: four launches a layer, and those of its pages.
+
+Shapes: R rows of a window (W = 8 at most), H hidden, L layers, Q query heads, K K/V heads,
+D head dimension, k experts a token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from strata.captured.experts import PhaseExperts
+from strata.captured.pages import Pages
+from strata.config import MAX_ROWS
+from strata.kernels.accept import Board
+from strata.kernels.embed import embed_rows
+from strata.kernels.experts import Settled, part_count
+from strata.kernels.out_proj import Router, project_out
+from strata.kernels.qkv import project_cells
+from strata.lm.model import LanguageModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """What rows hand from one launch to the next; the first R entries are a window's."""
+
+    residual: torch.Tensor  # [W, H]
+    normed: torch.Tensor  # [W, H]
+    q: torch.Tensor  # [W, Q, D]
+    out_parts: torch.Tensor  # [W, Q, H], float32
+    parts: torch.Tensor  # [W, k, chunks, H], float32
+    counter: torch.Tensor  # [W], int32
+
+    @classmethod
+    def empty(cls, model: LanguageModel, *, experts: int, width: int) -> Rows:
+        """Return rows that `experts` experts of `width` inner values serve each."""
+        c, device, dtype = model.config, model.device, model.dtype
+        parts = (MAX_ROWS, experts, part_count(width), c.hidden)
+        return cls(
+            residual=torch.zeros(MAX_ROWS, c.hidden, dtype=dtype, device=device),
+            normed=torch.zeros(MAX_ROWS, c.hidden, dtype=dtype, device=device),
+            q=torch.zeros(MAX_ROWS, c.heads, c.head_dim, dtype=dtype, device=device),
+            out_parts=torch.zeros(MAX_ROWS, c.heads, c.hidden, device=device),
+            parts=torch.zeros(parts, device=device),
+            counter=torch.zeros(MAX_ROWS, dtype=torch.int32, device=device),
+        )
+
+    def first(self, rows: int) -> Rows:
+        """Return the first `rows` rows."""
+        return Rows(
+            residual=self.residual[:rows],
+            normed=self.normed[:rows],
+            q=self.q[:rows],
+            out_parts=self.out_parts[:rows],
+            parts=self.parts[:rows],
+            counter=self.counter[:rows],
+        )
+
+
+class DecodeLayers:
+    """Run a window's rows; the tensors between launches are laid out once."""
+
+    def __init__(self, model: LanguageModel, pages: Pages, experts: PhaseExperts) -> None:
+        c = model.config
+        self._model, self._pages, self._experts = model, pages, experts
+        self._rows = Rows.empty(model, experts=c.experts_per_token, width=c.expert_width)
+        cells = (c.layers, MAX_ROWS, 2, c.kv_heads, c.head_dim)
+        self._cells = torch.zeros(cells, dtype=model.dtype, device=model.device)
+        choice = (MAX_ROWS, c.experts_per_token)
+        self._ids = torch.zeros(choice, dtype=torch.int32, device=model.device)
+        self._weights = torch.zeros(choice, dtype=model.dtype, device=model.device)
+
+    def run(self, board: Board, rows: int, *, every_page: bool) -> torch.Tensor:
+        """Return the hidden states [R, H] of the window's rows after the final norm."""
+        model, c, w = self._model, self._model.config, self._model.weights
+        r, eps = self._rows.first(rows), c.norm_eps
+        ids, weights = self._ids[:rows], self._weights[:rows]
+        gains = [*(layer.norm for layer in w.layers[1:]), w.norm]
+        embed_rows(
+            board.tokens[:rows],
+            w.embedding,
+            w.layers[0].norm,
+            eps=eps,
+            residual=r.residual,
+            normed=r.normed,
+        )
+        for i, (layer, gain) in enumerate(zip(w.layers, gains, strict=True)):
+            project_cells(
+                r.normed,
+                layer,
+                model.rotary,
+                board.positions[:rows],
+                self._pages.store(i),
+                eps=eps,
+                q=r.q,
+                cells=self._cells[i, :rows],
+            )
+            splits = self._pages.attend(i, r.q, board, every_page=every_page)
+            project_out(
+                splits,
+                layer.out,
+                layer.post_norm,
+                eps=eps,
+                residual=r.residual,
+                normed=r.normed,
+                parts=r.out_parts,
+                counter=r.counter,
+                router=Router(
+                    weight=w.routers[i],
+                    normalise=c.normalise_router,
+                    ids=ids,
+                    weights=weights,
+                ),
+            )
+            settled = Settled(
+                residual=r.residual,
+                gain=gain,
+                eps=eps,
+                normed=r.normed,
+                parts=r.parts,
+                counter=r.counter,
+            )
+            self._experts.product(r.normed, ids, weights, i * c.experts, settled)
+        return r.normed
+
+    def keep(self, board: Board, rows: int) -> None:
+        """Let the accepted rows' keys widen the bounds of their pages."""
+        self._pages.keep(self._cells[:, :rows], board)

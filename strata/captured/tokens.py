@@ -1,0 +1,48 @@
+"""Draw the tokens of a phase: in the head's own launches, or from logits where a cut needs them."""
+
+from __future__ import annotations
+
+import torch
+
+from strata.kernels.head import draw
+from strata.lm.model import LanguageModel
+from strata.sampling import GREEDY_BELOW, Sampler
+
+
+class TokenDraw:
+    """Draw as one Sampler does, with its seed and temperature in device memory."""
+
+    def __init__(self, model: LanguageModel, sampler: Sampler) -> None:
+        params = sampler.params
+        self.sampler = sampler
+        self._model = model
+        self._cuts = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+        self._seed = self._temperature = None
+        if params.temperature >= GREEDY_BELOW:
+            signed = params.seed - 2**64 if params.seed >= 2**63 else params.seed
+            self._seed = torch.tensor([signed], device=model.device)
+            self._temperature = torch.tensor([params.temperature], device=model.device)
+
+    def tokens(
+        self, hidden: torch.Tensor, positions: torch.Tensor, out: torch.Tensor
+    ) -> torch.Tensor:
+        """Write the tokens at `positions` [R] behind `hidden` [R, H] into `out` [R].
+
+        Returns their shares of the softmax [R].
+        """
+        head, model = self._model.weights.head, self._model
+        if head.packed or (self._cuts and self._seed is not None):
+            logits = model.logits(hidden)
+            out.copy_(self.sampler.pick(logits, positions))
+            return logits.softmax(-1).gather(-1, out[:, None])[:, 0]
+        drawn = draw(
+            hidden,
+            None,
+            head.weight,
+            eps=model.config.norm_eps,
+            positions=positions,
+            seed=self._seed,
+            temperature=self._temperature,
+            tokens=out,
+        )
+        return drawn.shares

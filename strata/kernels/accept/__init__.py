@@ -1,0 +1,28 @@
+"""The end of a round on the device: which drafts held, and where the next round stands.
+
+Contract here, plain torch in `ref`, one launch on a GPU.
+"""
+
+from __future__ import annotations
+
+from strata.kernels import device
+from strata.kernels.accept import ref
+from strata.kernels.accept.board import Board
+
+__all__ = ["Board", "accept"]
+
+
+def accept(board: Board, *, rows: int, page_cells: int) -> None:
+    """Count the drafts that equal the targets of a window of `rows` rows, and move on behind them.
+
+    Row r > 0 was drafted: it holds where `tokens`[r] is `targets`[r - 1], r - 1 < `limit`, and
+    every draft before it held. The first row's successor is always kept. What the window wrote
+    moves to `written`; positions, own pages and the next window's first token follow it; `result`
+    is written for the host.
+    """
+    if device.has_kernels(board.positions):
+        from strata.kernels.accept import triton
+
+        triton.accept(board, rows=rows, page_cells=page_cells)
+    else:
+        ref.accept(board, rows=rows, page_cells=page_cells)

@@ -1,0 +1,68 @@
+"""Acceptance as one program of one warp."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from strata.config import MAX_ROWS
+from strata.kernels.accept.board import Board
+from strata.kernels.device import on_device_of
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _accept(
+    positions_ptr,
+    ahead_ptr,
+    own_pages_ptr,
+    written_ptr,
+    written_ahead_ptr,
+    tokens_ptr,
+    targets_ptr,
+    accepted_ptr,
+    limit_ptr,
+    result_ptr,
+    rows,
+    PAGE_CELLS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    i = tl.arange(0, ROWS)
+    drafted = i < rows - 1
+    target = tl.load(targets_ptr + i, mask=i < rows, other=0)
+    draft = tl.load(tokens_ptr + i + 1, mask=drafted, other=0)
+    limit = tl.load(limit_ptr)
+    position = tl.load(positions_ptr + i)
+    failed = drafted & ((target != draft) | (i >= limit))
+    accepted = tl.min(tl.where(failed, i, rows - 1), 0).to(tl.int64)
+    tl.store(result_ptr + i, target, mask=i < rows)
+    tl.store(result_ptr + ROWS, accepted)
+    tl.store(result_ptr + ROWS + 1, limit)
+    tl.store(accepted_ptr, accepted)
+    tl.store(written_ptr + i, position)
+    tl.store(written_ahead_ptr + i, position + 1)
+    position += accepted + 1
+    tl.store(positions_ptr + i, position)
+    tl.store(ahead_ptr + i, position + 1)
+    tl.store(own_pages_ptr + i, position // PAGE_CELLS)
+    tl.store(tokens_ptr, tl.sum(tl.where(i == accepted, target, 0), 0))
+
+
+def accept(board: Board, *, rows: int, page_cells: int) -> None:
+    """Launch the program."""
+    with on_device_of(board.positions):
+        _accept[(1,)](
+            board.positions,
+            board.ahead,
+            board.own_pages,
+            board.written,
+            board.written_ahead,
+            board.tokens,
+            board.targets,
+            board.accepted,
+            board.limit,
+            board.result,
+            rows,
+            PAGE_CELLS=page_cells,
+            ROWS=MAX_ROWS,
+            num_warps=1,
+        )

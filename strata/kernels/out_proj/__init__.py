@@ -1,0 +1,69 @@
+"""From split attention to the feed-forward's input: reduce, project, add, norm, route.
+
+Shapes: R rows, Q query heads, D head dimension, H hidden, E experts, k experts a token, N splits.
+Contract here, plain torch in `ref`, one launch on a GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from strata.kernels import device
+from strata.kernels.out_proj import ref
+from strata.kernels.paged_attention import Splits
+from strata.lm.linear import Linear
+
+__all__ = ["Router", "project_out"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Router:
+    """A layer's router, and where its choice for each row goes."""
+
+    weight: Linear  # [E, H]
+    normalise: bool
+    ids: torch.Tensor  # [R, k], int32
+    weights: torch.Tensor  # [R, k], the model's type
+
+
+def project_out(
+    splits: Splits,
+    out: Linear,
+    gain: torch.Tensor,
+    *,
+    eps: float,
+    residual: torch.Tensor,
+    normed: torch.Tensor,
+    parts: torch.Tensor,
+    counter: torch.Tensor,
+    router: Router | None = None,
+    row: torch.Tensor | None = None,
+) -> None:
+    """Add the projected attention to `residual` [R, H] and write its norm into `normed` [R, H].
+
+    `out` is [H, Q * D]. With a `router` each row's k best experts are chosen as `experts.route`
+    chooses them. With `row` ([1], int64, on the device) there is one row of attention whose
+    residual is that row; the sum is row 0. `parts` [R, Q, H] float32 is scratch, `counter` [R]
+    int32 is zero before and after.
+    """
+    if device.has_kernels(residual):
+        from strata.kernels.out_proj import triton
+
+        triton.project_out(
+            splits,
+            out.weight,
+            gain,
+            eps=eps,
+            residual=residual,
+            normed=normed,
+            parts=parts,
+            counter=counter,
+            router=router,
+            row=row,
+        )
+    else:
+        ref.project_out(
+            splits, out, gain, eps=eps, residual=residual, normed=normed, router=router, row=row
+        )
