@@ -7,18 +7,22 @@
     |-- CheckpointError         a model folder is missing, truncated or of a foreign layout
     |-- BudgetError             what was asked for does not fit the memory it was given
     |-- TableError              a policy table is missing, damaged or of an unknown schema
-    `-- StoreError              a trial database is locked, damaged or newer than this version
+    |-- StoreError              a trial database is locked, damaged or newer than this version
+    `-- SelfCheckError          a part of the engine computes something wrong here; exit code 1
 
 A message says what was got, what is allowed, and what to do.
 """
 
 from __future__ import annotations
 
+EXIT_WRONG_RESULT = 1
 EXIT_BAD_INPUT = 2
 
 
 class StrataError(Exception):
     """Base of every foreseen failure; its text is one sentence for a person."""
+
+    exit_code = EXIT_BAD_INPUT
 
 
 class UsageError(StrataError):
@@ -39,3 +43,9 @@ class TableError(StrataError):
 
 class StoreError(StrataError):
     """Report a trial database that is locked, damaged or from a newer version."""
+
+
+class SelfCheckError(StrataError):
+    """Report a kernel or an engine that does not agree with its reference on this device."""
+
+    exit_code = EXIT_WRONG_RESULT

@@ -16,8 +16,10 @@ from strata.kv.residency import Residency
 from strata.kv.victims import Clock, Lrfu, VictimPolicy
 
 POLICIES = ("clock", "lrfu", "lru", "belady")
-FIRST_RESOLVES = 16
-"""Resolves that count as right behind the prompt."""
+FIRST_ROUNDS = 32
+"""Rounds that count as right behind the prompt."""
+LAST_ROUNDS = 64
+"""Rounds at the end, when what the prompt left has been replaced."""
 NEVER = 1 << 30
 
 
@@ -73,7 +75,10 @@ class HitRate:
     multiple: int
     seeded: bool
     first_ratio: float
-    rest_ratio: float
+    """In the first FIRST_ROUNDS rounds."""
+    last_ratio: float
+    """In the last LAST_ROUNDS rounds."""
+    all_ratio: float
 
 
 def replay(trace: Trace, multiples: list[int]) -> Iterator[HitRate]:
@@ -86,18 +91,21 @@ def replay(trace: Trace, multiples: list[int]) -> Iterator[HitRate]:
         slots = min(multiple * trace.select_pages + trace.tail, trace.num_pages)
         for policy in POLICIES:
             for seeded in (True, False):
-                first = rest = torch.zeros(2)
-                for layer, future in enumerate(futures):
-                    hits = _replay_layer(trace, layer, future, policy, slots, seeded=seeded)
-                    first = first + hits[:FIRST_RESOLVES].sum(0)
-                    rest = rest + hits[FIRST_RESOLVES:].sum(0)
+                hits = sum(
+                    _replay_layer(trace, layer, future, policy, slots, seeded=seeded)
+                    for layer, future in enumerate(futures)
+                )
+                assert isinstance(hits, torch.Tensor)
+                parts = (hits[:FIRST_ROUNDS], hits[-LAST_ROUNDS:], hits)
+                first, last, every = (float(h / n) for h, n in (part.sum(0) for part in parts))
                 yield HitRate(
                     policy=policy,
                     ring_cells=slots * trace.page_cells,
                     multiple=multiple,
                     seeded=seeded,
-                    first_ratio=float(first[0] / first[1]),
-                    rest_ratio=float(rest[0] / rest[1]) if rest[1] else float("nan"),
+                    first_ratio=first,
+                    last_ratio=last,
+                    all_ratio=every,
                 )
 
 

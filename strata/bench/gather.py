@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from strata.bench.timing import Timing, capture, time_calls
-from strata.errors import StrataError
+from strata.errors import SelfCheckError
 from strata.kernels.gather import gather_pages, ref
 
 CALLS = 12
@@ -50,8 +50,8 @@ def plain_copy_gb_per_s(samples: int) -> float:
 def measure_gather(page_bytes: list[int], pages: list[int], samples: int) -> Iterator[GatherFigure]:
     """Yield a figure for each page size and number of pages a call.
 
-    Raises StrataError, before any figure of a page size, if its gather does not leave the bytes
-    of the reference.
+    Raises SelfCheckError, before any figure of a page size, if its gather does not leave the
+    bytes of the reference.
     """
     for size in page_bytes:
         store = _Store(size, max(*pages, LISTED_PAGES))
@@ -89,7 +89,10 @@ class _Store:
         ref.gather_pages(self._host, expected, *lists, planes=PLANES)
         gather_pages(self._host, self._pool, *lists, planes=PLANES)
         if not torch.equal(expected.view(torch.int16), self._pool.view(torch.int16)):
-            raise StrataError("the gather kernel does not agree with its reference; no figures")
+            raise SelfCheckError(
+                "the gather kernel does not agree with its reference, so no speed is printed; "
+                "run the tests of strata/kernels/gather"
+            )
 
     def capture(self, pages: int) -> torch.cuda.CUDAGraph:
         """Return a graph of `CALLS` gathers of `pages` pages each."""

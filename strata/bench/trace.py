@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -39,9 +40,10 @@ class Trace:
 class _Recorder(Residency):
     """A residency that notes what it is asked for."""
 
-    def __init__(self, inner: Residency, trace: Trace) -> None:
+    def __init__(self, inner: Residency, trace: Trace, on_step: Callable[[int], None]) -> None:
         vars(self).update(vars(inner))
         self._trace = trace
+        self._on_step = on_step
 
     def resolve(
         self, layer: int, pages: torch.Tensor, *, keep_from: int | None = None
@@ -49,15 +51,24 @@ class _Recorder(Residency):
         """Note the call and pass it on."""
         assert keep_from is not None
         self._trace.resolves[layer].append(Resolve(pages.cpu(), keep_from))
+        if layer == 0:
+            self._on_step(1)
         return super().resolve(layer, pages, keep_from=keep_from)
 
 
 def record(
-    model: LanguageModel, ids: list[int], *, selection: Selection, drafts: int, max_new: int
+    model: LanguageModel,
+    ids: list[int],
+    *,
+    selection: Selection,
+    drafts: int,
+    max_new: int,
+    on_step: Callable[[int], None],
 ) -> Trace:
     """Return the trace of a greedy continuation of `ids`, which does not depend on a ring.
 
     The drafter reads everything: a window that follows the ring would change the rounds.
+    `on_step` is told the cells of each prompt chunk, then 1 for each round that resolves.
     """
     config = SessionConfig(
         kv=KvConfig(resident_cells=0, selection=selection),
@@ -65,7 +76,7 @@ def record(
         graphs=False,
     )
     session = create_session(model, config, prompt_cells=len(ids), max_new=max_new, environ={})
-    session.prefill(ids)
+    session.prefill(ids, on_step)
     kv = session.engine.kv
     g = kv.geometry
     trace = Trace(
@@ -77,7 +88,7 @@ def record(
         rankings=[kv.seed_ranking(layer).cpu() for layer in range(g.layers)],
         resolves=[[] for _ in range(g.layers)],
     )
-    kv.residency = _Recorder(kv.residency, trace)
+    kv.residency = _Recorder(kv.residency, trace, on_step)
     session.generate(SamplingParams(max_new=max_new, ignore_eos=True))
     session.close()
     return trace

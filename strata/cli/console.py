@@ -51,15 +51,16 @@ def warn(warnings: Iterable[str]) -> None:
 def fail_cleanly() -> Iterator[None]:
     """Turn a foreseen failure inside into one sentence on stderr and an exit code.
 
-    A StrataError, or a file that the system refuses to read or write, exits with 2; Ctrl-C with
-    130; a reader that closed the pipe with 141 and no word. Anything else is a bug and keeps its
-    traceback. Serves as ``with fail_cleanly():`` and as the decorator ``@fail_cleanly()``.
+    A StrataError exits with its own code, 2 but for a self-check that failed (1); a file that
+    the system refuses to read or write with 2; Ctrl-C with 130; a reader that closed the pipe
+    with 141 and no word. Anything else is a bug and keeps its traceback. Serves as
+    ``with fail_cleanly():`` and as the decorator ``@fail_cleanly()``.
     """
     try:
         yield
     except StrataError as error:
         note(f"error: {_one_line(str(error))}")
-        raise typer.Exit(EXIT_BAD_INPUT) from error
+        raise typer.Exit(error.exit_code) from error
     except BrokenPipeError as error:
         # The interpreter flushes stdout once more at exit and would complain about the pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from strata.bench.evict import POLICIES, replay
+from strata.bench.evict import FIRST_ROUNDS, LAST_ROUNDS, POLICIES, replay
 from strata.bench.trace import Trace, record
 from strata.config import KvConfig, SamplingParams, Selection, SessionConfig, SpecConfig
 from strata.lm import LanguageModel
@@ -17,7 +17,9 @@ SELECTION, NEW = Selection(cells=96), 64
 @pytest.fixture(scope="module", params=[0, 3])
 def trace(tiny: LanguageModel, request: pytest.FixtureRequest) -> tuple[int, Trace]:
     ids = prompt_of(tiny, 500, seed=1)
-    return request.param, record(tiny, ids, selection=SELECTION, drafts=request.param, max_new=NEW)
+    return request.param, record(
+        tiny, ids, selection=SELECTION, drafts=request.param, max_new=NEW, on_step=lambda _: None
+    )
 
 
 @pytest.mark.parametrize("victims", ["clock", "lrfu"])
@@ -40,13 +42,27 @@ def test_the_replay_misses_what_a_session_misses(
     session = create_session(tiny, config, prompt_cells=500, max_new=NEW, environ={})
     session.prefill(prompt_of(tiny, 500, seed=1))
     done = session.generate(SamplingParams(max_new=NEW, ignore_eos=True))
-    lookups = [[len(r.pages) for r in layer] for layer in recorded.resolves]
-    first, rest = (
-        sum(sum(layer[part]) for layer in lookups) for part in (slice(16), slice(16, None))
+    lookups = sum(len(resolve.pages) for layer in recorded.resolves for resolve in layer)
+    assert done.kv.lookups == lookups
+    assert done.kv.hits == pytest.approx(found.all_ratio * lookups)
+
+
+def test_rates_are_of_the_rounds_that_they_name(trace: tuple[int, Trace]) -> None:
+    recorded = trace[1]
+    found = next(replay(recorded, [2]))
+    rounds = list(zip(*recorded.resolves, strict=True))
+    cut = Trace(
+        select_pages=recorded.select_pages,
+        page_cells=recorded.page_cells,
+        num_pages=recorded.num_pages,
+        tail=recorded.tail,
+        born_pages=recorded.born_pages,
+        rankings=recorded.rankings,
+        resolves=[list(layer) for layer in zip(*rounds[:FIRST_ROUNDS], strict=True)],
     )
-    assert done.kv.lookups == first + rest
-    hits = found.first_ratio * first + found.rest_ratio * rest
-    assert done.kv.hits == pytest.approx(hits)
+    assert next(replay(cut, [2])).all_ratio == found.first_ratio
+    assert len(rounds) <= LAST_ROUNDS
+    assert found.last_ratio == found.all_ratio
 
 
 def test_no_policy_beats_the_optimum_and_a_larger_ring_is_no_worse(
@@ -54,7 +70,7 @@ def test_no_policy_beats_the_optimum_and_a_larger_ring_is_no_worse(
 ) -> None:
     by_ring: dict[tuple[int, bool], dict[str, float]] = {}
     for rate in replay(trace[1], [1, 2, 4, 8]):
-        by_ring.setdefault((rate.multiple, rate.seeded), {})[rate.policy] = rate.rest_ratio
+        by_ring.setdefault((rate.multiple, rate.seeded), {})[rate.policy] = rate.all_ratio
     for rates in by_ring.values():
         assert set(rates) == set(POLICIES)
         assert max(rates.values()) == pytest.approx(rates["belady"])

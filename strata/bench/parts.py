@@ -1,0 +1,146 @@
+"""Which part of a round a kernel belongs to.
+
+A captured round is one launch of graphs, so the host sees no part of it. What a profiler sees are
+names in order. A name says what a kernel does, its place says for whom: the same gather brings in
+pages behind a selection and experts behind routing, and every kernel of the draft graph drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+PARTS = (
+    "resolve",
+    "gather",
+    "expert fetch",
+    "append",
+    "selection",
+    "attention",
+    "experts",
+    "projections",
+    "drafter",
+    "head",
+    "other",
+)
+"""`expert fetch` is residency and copies of experts, `experts` routing and products. `other` is
+what no rule names: norms, rotations, sums, copies and the bookkeeping of a round."""
+
+KERNELS = {
+    "_accept": "other",
+    "_add_weighted": "experts",
+    "_append": "append",
+    "_attend_splits": "attention",
+    "_attend_window": "drafter",
+    "_bound": "selection",
+    "_choose": "selection",
+    "_down": "experts",
+    "_embed": "other",
+    "_flash": "attention",
+    "_gate_up": "experts",
+    "_gather": "gather",
+    "_heads": "projections",
+    "_join": "drafter",
+    "_noise": "head",
+    "_norm": "other",
+    "_partial_product": "experts",
+    "_pick": "head",
+    "_product": "experts",
+    "_project": "projections",
+    "_project_out": "projections",
+    "_reduce_splits": "attention",
+    "_resolve": "resolve",
+    "_route": "experts",
+    "_score": "selection",
+    "_sort": "experts",
+    "_sum_parts": "experts",
+}
+"""Every kernel that strata launches, by its name; before `_pick` a `_project` is the head's."""
+
+ROUTERS = ("_route", "_project_out")
+"""Behind these a resolve and a gather are of experts."""
+HEAD_ENDS = ("_pick", "ArgMax")
+"""What draws from the logits; the product before it is the head's."""
+
+LIBRARY = (
+    ("flash", "attention"),
+    ("fmha", "attention"),
+    ("sdpa", "attention"),
+    ("nvjet", "projections"),
+    ("gemm", "projections"),
+    ("gemv", "projections"),
+    ("splitKreduce", "projections"),
+    ("cutlass", "projections"),
+    ("ArgMax", "head"),
+)
+"""Kernels of libraries, by a word in their name; the first that fits."""
+
+GRAPH_KERNELS = 8
+"""Kernels of one launch from which on it is a graph's."""
+_OF_A_LAYER = ("projections", "append", "attention")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One kernel that ran."""
+
+    name: str
+    graph: int
+    """The launch it belongs to; all kernels of one launch of a graph share it."""
+    us: float
+
+
+def part_of(name: str) -> str:
+    """Return the part that the name of a kernel alone says."""
+    if name in KERNELS:
+        return KERNELS[name]
+    return next((part for word, part in LIBRARY if word in name), "other")
+
+
+def attribute(launches: Sequence[Launch], *, drafting: bool) -> list[str]:
+    """Return the part of each of `launches`, in the order in which they ran.
+
+    With `drafting` every second graph, from the first on, is the drafter's.
+    """
+    parts: list[str] = []
+    graphs = 0
+    for together in _by_launch(launches):
+        names = [launch.name for launch in together]
+        if len(names) < GRAPH_KERNELS:
+            parts += map(part_of, names)
+            continue
+        parts += ["drafter"] * len(names) if drafting and graphs % 2 == 0 else _verify_parts(names)
+        graphs += 1
+    return parts
+
+
+def _by_launch(launches: Sequence[Launch]) -> Iterator[list[Launch]]:
+    for _, together in groupby(launches, key=lambda launch: launch.graph):
+        yield list(together)
+
+
+def _verify_parts(names: Sequence[str]) -> list[str]:
+    """Return the parts of the kernels of one forward of the main model.
+
+    Behind the head the drafter writes its cells.
+    """
+    parts = [part_of(name) for name in names]
+    of_experts = False
+    product: int | None = None
+    for i, name in enumerate(names):
+        if parts[i] in ("resolve", "gather") and of_experts:
+            parts[i] = "expert fetch"
+        elif parts[i] == "selection":
+            of_experts = False
+        elif name in ROUTERS:
+            of_experts = True
+        if parts[i] == "projections":
+            product = i
+        elif any(end in name for end in HEAD_ENDS) and product is not None:
+            parts[product], product = "head", None
+        elif parts[i] != "other":
+            product = None
+    behind = len(parts) - parts[::-1].index("head") if "head" in parts else len(parts)
+    drafter = ["drafter" if part in _OF_A_LAYER else part for part in parts[behind:]]
+    return parts[:behind] + drafter

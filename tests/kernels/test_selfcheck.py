@@ -1,0 +1,99 @@
+"""The check before any speed is printed: it passes what is right and names what is wrong."""
+
+from __future__ import annotations
+
+import importlib
+import secrets
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import strata.kernels
+from strata.bench import selfcheck
+from strata.errors import SelfCheckError
+from strata.kernels import device
+from strata.kv.transfer import Transfer
+from strata.lm import LanguageModel
+
+pytest.importorskip("triton")
+WHERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DTYPE = torch.bfloat16 if WHERE.type == "cuda" else torch.float32
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "has_kernels", lambda _: True)
+
+
+def test_every_kernel_has_a_check() -> None:
+    folder = Path(strata.kernels.__file__).parent
+    assert {path.parent.name for path in folder.glob("*/triton.py")} == set(selfcheck.CHECKS)
+
+
+@pytest.mark.parametrize("op", sorted(selfcheck.CHECKS))
+def test_kernels_pass(op: str, tiny: LanguageModel, kernels: None) -> None:
+    selfcheck.check_kernels(tiny.config, WHERE, DTYPE, [op])
+
+
+def spoil(name: str, function: Any) -> Any:
+    """Return `function` with its last write, or what it returns, changed a little."""
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        out = function(*args, **kwargs)
+        if name == "gather_pages":
+            args[1].view(-1)[: args[1].shape[-1]] += 1
+        elif name == "append_cells":
+            args[3].view(-1)[-1] += 1
+        elif name == "resolve":
+            args[0].table[0, :1] = 3
+        elif name == "route":
+            return out[0].flip(1), out[1]
+        elif name == "draw":
+            out.tokens.add_(1)
+        else:
+            return out.roll(1, -1)
+        return out
+
+    return broken
+
+
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [
+        ("append", "append_cells"),
+        ("experts", "route"),
+        ("experts", "slot_product"),
+        ("gather", "gather_pages"),
+        ("head", "draw"),
+        ("paged_attention", "attend_dense"),
+        ("paged_attention", "attend_selected"),
+        ("resolve", "resolve"),
+        ("select", "select_pages"),
+    ],
+)
+def test_a_broken_kernel_is_named(
+    op: str, name: str, tiny: LanguageModel, kernels: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module(f"strata.kernels.{op}.triton")
+    monkeypatch.setattr(module, name, spoil(name, getattr(module, name)))
+    with pytest.raises(SelfCheckError, match=f"the {op} kernel does not agree") as raised:
+        selfcheck.check_kernels(tiny.config, WHERE, DTYPE, sorted(selfcheck.CHECKS))
+    assert raised.value.exit_code == 1
+
+
+def test_the_engine_passes_and_a_broken_copy_of_pages_does_not(
+    tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secrets, "randbits", lambda _: 7)
+    selfcheck.check_engine(tiny)
+    right = Transfer.bring_in
+
+    def wrong(self: Transfer, layer: int, pages: torch.Tensor, slots: torch.Tensor) -> None:
+        if len(pages) > 5:  # the seed; a miss leaves its slot as it was
+            right(self, layer, pages, slots)
+
+    monkeypatch.setattr(Transfer, "bring_in", wrong)
+    with pytest.raises(SelfCheckError, match="with a ring of 96 cells"):
+        selfcheck.check_engine(tiny)
