@@ -73,7 +73,7 @@ def record(
     config = SessionConfig(
         kv=KvConfig(resident_cells=0, selection=selection),
         spec=SpecConfig(drafts=drafts, window_cells=0),
-        graphs=False,
+        rounds="reference",
     )
     session = create_session(model, config, prompt_cells=len(ids), max_new=max_new, environ={})
     session.prefill(ids, on_step)
