@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from strata import __version__
-from strata.cli import bench, generate, policy, tune
+from strata.cli import bench, generate, model, policy, tune
 from strata.cli.console import say
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app = typer.Typer(
 )
 app.command("generate", epilog=generate.EPILOG)(generate.generate)
 app.add_typer(tune.app)
+app.add_typer(model.app)
 app.add_typer(policy.app)
 app.add_typer(bench.app)
 

@@ -5,12 +5,12 @@ import pandas as pd
 import pytest
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
-from sklearn.utils.estimator_checks import parametrize_with_checks
+from sklearn.utils.estimator_checks import check_estimator, parametrize_with_checks
 
 from strata.errors import UsageError
 from strata.models.acceptance import Acceptance
 from strata.models.conformal import half_width
-from strata.models.cost_model import ASKED, RingCostModel
+from strata.models.cost_model import ASKED, EXPECTED_FAILED_CHECKS, RingCostModel
 from strata.models.features import NAMES
 from strata.models.latency import RoundTime
 from strata.models.physics import RelativeNNLS
@@ -44,6 +44,22 @@ def model(frame: pd.DataFrame) -> RingCostModel:
 @parametrize_with_checks([RelativeNNLS(), RelativeNNLS(relative=False)])
 def test_the_regression_is_a_scikit_learn_estimator(estimator: object, check: object) -> None:
     check(estimator)  # type: ignore[operator]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_cost_model_fails_no_estimator_check_but_those_that_feed_it_arrays() -> None:
+    found = check_estimator(
+        RingCostModel(), expected_failed_checks=EXPECTED_FAILED_CHECKS, on_skip=None
+    )
+    by_status = {status: {one["check_name"] for one in found if one["status"] == status}
+                 for status in ("passed", "xfail")}  # fmt: skip
+    assert by_status["xfail"] == set(EXPECTED_FAILED_CHECKS)
+    assert len(by_status["passed"]) > 10
+
+
+def test_an_array_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="takes a pandas frame of trials, got ndarray"):
+        RingCostModel().fit(np.zeros((3, 2)))
 
 
 def test_planted_prices_are_found() -> None:
