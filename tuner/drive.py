@@ -2,23 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 from strata.errors import UsageError
 from strata.tuner.arms import lay_grid
+from strata.tuner.cluster import Cluster
 from strata.tuner.environment import EngineFacts
 from strata.tuner.plan import Plan
+from strata.tuner.pool import Pool, Worker
 from strata.tuner.runner import ProcessRunner, server_command
 from strata.tuner.store import TrialStore
 from strata.tuner.study import IDENTITY, StudyRecord, create_study
 from strata.tuner.sweep import Progress, count_pairs, refuse_repeat, sweep
+from strata.tuner.worker import ISOLATIONS, Isolation
 
+MAX_WORKERS = 1_024
+COUNTED = (("", ""), ("ray", ":"))
 STUDY_FOLDER = "{name}-{study}"
 TABLE_NAME = "ring-policy.json"
 REPORT_NAME = "report.html"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crew:
+    """Who measures: so many workers on this machine, or the nodes of a Ray cluster."""
+
+    count: int | None = 1
+    """None, for Ray alone, is as many as the cluster has GPUs, or nodes where it has none."""
+    ray: bool = False
+    isolation: Isolation = "process"
+
+    @classmethod
+    def parse(cls, workers: str, isolation: str) -> Crew:
+        """Read ``N``, ``ray`` or ``ray:N`` and an isolation; raise UsageError for anything else."""
+        if isolation not in ISOLATIONS:
+            raise UsageError(f"--isolation: {isolation!r} is none of {', '.join(ISOLATIONS)}")
+        word, colon, number = workers.rpartition(":")
+        if workers == "ray":
+            return cls(count=None, ray=True, isolation=cast(Isolation, isolation))
+        if number.isdecimal() and 1 <= int(number) <= MAX_WORKERS and (word, colon) in COUNTED:
+            ray = word == "ray"
+            return cls(count=int(number), ray=ray, isolation=cast(Isolation, isolation))
+        raise UsageError(
+            f"--workers: {workers!r} is not 1 to {MAX_WORKERS}, ray, or ray and a number: ray:2"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,27 +70,52 @@ def run_plan(
     store: TrialStore,
     *,
     device: str,
+    crew: Crew,
     resume: bool,
     where: str,
     log: Path,
     on_start: Callable[[Started], None],
     on_pair: Callable[[Progress], None],
+    on_note: Callable[[str], None],
 ) -> StudyRecord:
     """Measure what `store` lacks of a plan and return the study; the pairs are stored one by one.
 
     `where` is the store's name for messages, `log` takes what the trial processes write. Raises
     StrataError for what cannot be run, KeyboardInterrupt passes through with every child ended.
     """
-    with ProcessRunner(server_command(model=plan.model, device=device), log=log) as runner:
-        facts = runner.describe(plan.passage_names())
+    with ExitStack() as stack:
+        workers = _workers(crew, plan, device=device, log=log, stack=stack)
+        pool = stack.enter_context(
+            Pool(workers, passages=plan.passage_names(), timeout_s=plan.measure.timeout_s)
+        )
+        facts = pool.start()
         study = new_study(plan, facts)
         refuse_repeat(study, store, resume=resume, where=where)
         store.add_study(study)
         done, total = count_pairs(study, store)
         other = "" if done else _not_resumed(study, store)
         on_start(Started(study=study, done_pairs=done, total_pairs=total, not_resumed=other))
-        sweep(study, store, runner, facts, on_pair=on_pair)
+        sweep(study, store, pool, on_pair=on_pair, on_note=on_note)
     return study
+
+
+def _workers(
+    crew: Crew, plan: Plan, *, device: str, log: Path, stack: ExitStack
+) -> Sequence[Worker]:
+    """Return the workers of a crew, not started yet; `stack` leaves the cluster after them."""
+    command = partial(server_command, model=plan.model, device=device, isolation=crew.isolation)
+    if crew.ray:
+        cluster = Cluster()
+        stack.callback(cluster.close)
+        return [cluster.worker(one, command) for one in cluster.places(device, crew.count)]
+    if crew.count != 1 and ":" in device:
+        raise UsageError(
+            f"--device {device} is one GPU, and {crew.count} workers need one each; use cuda"
+        )
+    return [
+        ProcessRunner([*command(), "--number", str(number)], log=log)
+        for number in range(crew.count or 1)
+    ]
 
 
 def _not_resumed(study: StudyRecord, store: TrialStore) -> str:

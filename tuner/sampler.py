@@ -54,25 +54,27 @@ class ArmOrder:
         }
         self._study = optuna.create_study(direction="maximize", sampler=self._sampler())
         self._study.add_trials([self._stored(arm, gain) for arm, gain in self._known.items()])
-        self._asked: optuna.Trial | None = None
+        self._asked: dict[Arm, optuna.Trial | None] = {}
 
     def ask(self) -> Arm | None:
-        """Return the next arm to measure, None when the grid is done.
+        """Return the next arm to measure, None when every arm was asked for.
 
-        What is proposed but measured already, or equal to a measured ring at that tier, is
-        answered from what is known and asked again.
+        Several arms may be asked for before one is told. What is proposed but measured already,
+        or equal to a measured ring at that tier, is answered from what is known and asked again;
+        what is being measured is passed over.
         """
-        if not self._open:
+        free = [arm for arm in self._open if arm not in self._asked]
+        if not free:
             return None
         for _ in range(MAX_IDLE_PROPOSALS):
             trial = self._study.ask(self._distributions)
             arm = self._grid.arm(**trial.params)
-            if arm not in self._known:
-                self._asked = trial
+            if arm not in self._known and arm not in self._asked:
+                self._asked[arm] = trial
                 return arm
-            self._answer(trial, self._known[arm])
-        self._asked = None
-        return self._open[0]
+            self._answer(trial, self._known.get(arm))
+        self._asked[free[0]] = None
+        return free[0]
 
     def tell(self, arm: Arm, gain: float | None, records: Sequence[TrialRecord] = ()) -> None:
         """Report an arm's mean log ratio, None where every pair of it failed, and its trials."""
@@ -80,11 +82,11 @@ class ArmOrder:
             self._proposal.add(records)
         self._known[arm] = gain
         self._open.remove(arm)
-        if self._asked is None:
+        asked = self._asked.pop(arm, None)
+        if asked is None:
             self._study.add_trial(self._stored(arm, gain))
         else:
-            self._answer(self._asked, gain)
-            self._asked = None
+            self._answer(asked, gain)
 
     def _answer(self, trial: optuna.Trial, gain: float | None) -> None:
         # GridSampler stops the study after its last point, which ask/tell has no loop for: it
@@ -111,7 +113,10 @@ class ArmOrder:
             return RandomSampler(seed=search.seed)
         if self._proposal is not None:
             proposal = self._proposal
-            return CostModelSampler(lambda: proposal.next(self._known), self._distributions)
+            return CostModelSampler(
+                lambda: proposal.next({**self._known, **dict.fromkeys(self._asked)}),
+                self._distributions,
+            )
         if search.sampler == "gp":
             return GPSampler(seed=search.seed)
         return TPESampler(seed=search.seed)

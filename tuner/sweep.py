@@ -7,26 +7,20 @@ is the same as starting.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
-from strata.errors import StoreError
-from strata.tuner.arms import ORDER, PairSpec
-from strata.tuner.environment import EngineFacts
+from strata.errors import StoreError, StrataError
+from strata.tuner.arms import ORDER, Arm, PairSpec
+from strata.tuner.pool import Done, Lost, Pool, Refused
 from strata.tuner.record import TrialRecord
+from strata.tuner.runner import failed_records
 from strata.tuner.sampler import ArmOrder
 from strata.tuner.store import TrialStore
 from strata.tuner.study import StudyRecord
-
-
-class Runner(Protocol):
-    """Runs one pair and returns its records, whatever happened."""
-
-    def run_pair(
-        self, spec: PairSpec, facts: EngineFacts, *, timeout_s: float
-    ) -> list[TrialRecord]:
-        """Run one pair."""
+from strata.tuner.tries import Tries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,40 +41,141 @@ class Progress:
 def sweep(
     study: StudyRecord,
     store: TrialStore,
-    runner: Runner,
-    facts: EngineFacts,
+    pool: Pool,
     *,
     on_pair: Callable[[Progress], None] = lambda progress: None,
+    on_note: Callable[[str], None] = lambda words: None,
 ) -> int:
     """Measure every pair of a study that its store lacks; return how many there were.
 
-    Each pair is in the store before the next one starts.
+    With one worker each pair is in the store before the next one starts, and with many before its
+    worker gets another. `on_note` hears what happens to workers. The order in which arms are asked
+    for depends, with many workers, on which ends first; which pairs are measured never does.
     """
-    grid, plan = study.grid, study.read_plan()
-    pairs = {arm: tuple(grid.pairs(arm, study=study.study)) for arm in grid.arms()}
-    stored = store.trial_ids(study.study)
-    every = [pair for of_arm in pairs.values() for pair in of_arm]
-    done = {pair.pair_id for pair in every if is_stored(pair, stored)}
-    records = store.trials(study.study)
-    finished = {
-        arm: mean_gain(records, of_arm)
-        for arm, of_arm in pairs.items()
-        if all(pair.pair_id in done for pair in of_arm)
-    }
-    before = frozenset(done)
-    order = ArmOrder(grid, finished, [r for arm in finished for r in of_pairs(records, pairs[arm])])
-    while (arm := order.ask()) is not None:
-        for pair in pairs[arm]:
-            if pair.pair_id in done:
-                continue
-            new = runner.run_pair(pair, facts, timeout_s=plan.measure.timeout_s)
-            new = [one for one in new if one.trial_id not in stored]
-            store.add_trials(new)
-            records += new
-            done.add(pair.pair_id)
-            on_pair(_progress(pair, new, every, done, before))
-        order.tell(arm, mean_gain(records, pairs[arm]), of_pairs(records, pairs[arm]))
-    return len(done) - len(before)
+    return _Sweep(study, store, pool, on_pair, on_note).run()
+
+
+class _Sweep:
+    """One sweep: what is done, what waits, what is to be tried again."""
+
+    def __init__(
+        self,
+        study: StudyRecord,
+        store: TrialStore,
+        pool: Pool,
+        on_pair: Callable[[Progress], None],
+        on_note: Callable[[str], None],
+    ) -> None:
+        self._store, self._pool = store, pool
+        self._on_pair, self._on_note = on_pair, on_note
+        grid = study.grid
+        self._pairs = {arm: tuple(grid.pairs(arm, study=study.study)) for arm in grid.arms()}
+        self._every = [pair for of_arm in self._pairs.values() for pair in of_arm]
+        self._arm_of = {one.pair_id: arm for arm, many in self._pairs.items() for one in many}
+        self._stored = store.trial_ids(study.study)
+        self._records = store.trials(study.study)
+        self._done = {pair.pair_id for pair in self._every if is_stored(pair, self._stored)}
+        self._before = frozenset(self._done)
+        finished = {arm: many for arm, many in self._pairs.items() if self._is_finished(arm)}
+        self._order = ArmOrder(
+            grid,
+            {arm: mean_gain(self._records, many) for arm, many in finished.items()},
+            [one for many in finished.values() for one in of_pairs(self._records, many)],
+        )
+        self._tries = Tries(store, study.study)
+        self._waiting: deque[PairSpec] = deque()
+        self._again: list[PairSpec] = []
+        self._lost_on: dict[str, set[int]] = {}
+
+    def run(self) -> int:
+        """Measure until nothing is left; whatever stops it, the tries that run are noted."""
+        try:
+            while len(self._done) < len(self._every):
+                self._hand_out()
+                if len(self._done) < len(self._every):
+                    self._hear()
+        except BaseException:
+            with suppress(StoreError):  # the first error is the one to report
+                for pair in self._pool.running:
+                    self._tries.end(pair, "interrupted")
+            raise
+        return len(self._done) - len(self._before)
+
+    def _hand_out(self) -> None:
+        """Give every idle worker a pair, while there is one."""
+        for slot in self._pool.idle:
+            while (pair := self._next(slot)) is not None:
+                if words := self._tries.used_up(pair):
+                    self._give_up(pair, words)
+                    continue
+                self._tries.begin(pair)
+                self._pool.submit(slot, pair)
+                break
+
+    def _hear(self) -> None:
+        """Wait for what happens next to a worker, and answer it."""
+        if not self._pool.alive:
+            raise StrataError(
+                "no worker is left; every finished pair is stored, go on with --resume"
+            )
+        event = self._pool.wait()
+        if isinstance(event, Done):
+            self._end(event.pair, event.records)
+        elif isinstance(event, Lost):
+            self._lose(event)
+        elif isinstance(event, Refused):
+            self._on_note(f"worker {event.slot} takes no part: {event.reason}")
+
+    def _next(self, slot: int) -> PairSpec | None:
+        """Return the pair for a worker: one to try again before any other, else the next arm's."""
+        for pair in self._again:
+            lost_on = self._lost_on.get(pair.pair_id, set())
+            if slot not in lost_on or not self._pool.alive - lost_on:
+                self._again.remove(pair)
+                return pair
+        while not self._waiting:
+            if (arm := self._order.ask()) is None:
+                return None
+            self._waiting += [one for one in self._pairs[arm] if one.pair_id not in self._done]
+        return self._waiting.popleft()
+
+    def _end(self, pair: PairSpec, records: list[TrialRecord]) -> None:
+        """Store what came of a pair, unless its process ended and may be tried again."""
+        if any(record.kind == "crash" for record in records):
+            self._tries.end(pair, "crash")
+            if not self._tries.used_up(pair):
+                self._again.append(pair)
+                return
+        self._keep(pair, records)
+
+    def _lose(self, event: Lost) -> None:
+        """Have a pair whose worker was lost tried by another one."""
+        self._tries.end(event.pair, "lost")
+        self._lost_on.setdefault(event.pair.pair_id, set()).add(event.slot)
+        if words := self._tries.used_up(event.pair):
+            self._give_up(event.pair, f"{words}; the last time: {event.reason}")
+            return
+        self._again.append(event.pair)
+        self._on_note(f"worker {event.slot} was lost ({event.reason}); its pair is tried again")
+
+    def _give_up(self, pair: PairSpec, words: str) -> None:
+        self._keep(pair, failed_records(pair, self._pool.facts, kind="crash", message=words))
+
+    def _keep(self, pair: PairSpec, records: list[TrialRecord]) -> None:
+        """Store the records of a pair and tell the order when its arm is done."""
+        new = [one for one in records if one.trial_id not in self._stored]
+        self._store.add_trials(new)
+        self._records += new
+        self._done.add(pair.pair_id)
+        arm = self._arm_of[pair.pair_id]
+        if self._is_finished(arm):
+            many = self._pairs[arm]
+            mine = of_pairs(self._records, many)
+            self._order.tell(arm, mean_gain(mine, many), mine)
+        self._on_pair(_progress(pair, new, self._every, self._done, self._before))
+
+    def _is_finished(self, arm: Arm) -> bool:
+        return all(pair.pair_id in self._done for pair in self._pairs[arm])
 
 
 def count_pairs(study: StudyRecord, store: TrialStore) -> tuple[int, int]:
@@ -117,7 +212,7 @@ def of_pairs(records: Sequence[TrialRecord], pairs: Sequence[PairSpec]) -> list[
 
 
 def pair_gain(runs: Sequence[TrialRecord]) -> float | None:
-    """Return the log ratio of one pair, None unless all of its runs are ok."""
+    """Return the log ratio of one pair, None unless all of its runs are ok and it was to decode."""
     total = 0.0
     for run in runs:
         if run.kind != "ok" or not run.rounds_per_s:

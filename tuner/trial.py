@@ -38,9 +38,10 @@ if TYPE_CHECKING:
 class StrataEngine:
     """Opens sessions of one model on one device for the trial server."""
 
-    def __init__(self, model: str, device: str) -> None:
+    def __init__(self, model: str, device: str, *, number: int = 0) -> None:
         self._name = model
         self._device = device
+        self._number = number
         self._model: LanguageModel | None = None
 
     def prepare(self) -> None:
@@ -56,6 +57,8 @@ class StrataEngine:
         import strata.session  # noqa: F401
 
         torch.set_num_threads(1)
+        if self._number and self._device != "cpu" and torch.cuda.is_available():
+            self._device = f"cuda:{self._number}"
         if self._device == "cpu" or (self._device == "auto" and not torch.cuda.is_available()):
             self._load()
 
@@ -219,8 +222,11 @@ def main() -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--parent", type=int, required=True, help="the process to die with")
     parser.add_argument("--isolation", choices=ISOLATIONS, default="process")
+    parser.add_argument(
+        "--number", type=int, default=0, help="which worker of this machine it is: its GPU"
+    )
     options = parser.parse_args()
-    engine = StrataEngine(options.model, options.device)
+    engine = StrataEngine(options.model, options.device, number=options.number)
     return serve(engine, parent=options.parent, isolation=options.isolation)
 
 

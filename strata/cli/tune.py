@@ -15,14 +15,17 @@ from strata.cli.tune_options import (
     DEFAULT_OUT,
     DbOption,
     DeviceOption,
+    IsolationOption,
     ModelOption,
     OutOption,
     PlanArgument,
     SamplerOption,
     StudyArgument,
+    WorkersOption,
 )
 
 if TYPE_CHECKING:
+    from strata.tuner.drive import Crew
     from strata.tuner.plan import Plan
     from strata.tuner.store import TrialStore
     from strata.tuner.study import StudyRecord
@@ -69,6 +72,8 @@ def sweep(
     model: ModelOption = None,
     sampler: SamplerOption = None,
     device: DeviceOption = "auto",
+    workers: WorkersOption = "1",
+    isolation: IsolationOption = "process",
     out: OutOption = DEFAULT_OUT,
     db: DbOption = None,
 ) -> None:
@@ -83,8 +88,11 @@ def sweep(
     chosen = _load_plan(plan, model)
     if sampler is not None:
         chosen = chosen.with_sampler(sampler)
+    crew = _parse_crew(workers, isolation)
     with open_database(path) as store:
-        study = _run(chosen, store, device=device, resume=resume, where=str(path), out=out)
+        study = _run(
+            chosen, store, device=device, crew=crew, resume=resume, where=str(path), out=out
+        )
         _finish(store, study, out)
 
 
@@ -95,13 +103,17 @@ def run_trials(
     jsonl: Annotated[Path, typer.Option(metavar="FILE", help="Where the trials are written.")],
     model: ModelOption = None,
     device: DeviceOption = "auto",
+    workers: WorkersOption = "1",
+    isolation: IsolationOption = "process",
 ) -> None:
     """Run a plan where there is no database, into JSON lines; the same file again goes on."""
     with needs_extra("strata tune run-trials"):
         from strata.tuner.store import JsonlStore
     chosen = _load_plan(plan, model)
+    crew = _parse_crew(workers, isolation)
     with JsonlStore(jsonl) as store:
-        _run(chosen, store, device=device, resume=True, where=str(jsonl), out=jsonl.parent)
+        where, out = str(jsonl), jsonl.parent
+        _run(chosen, store, device=device, crew=crew, resume=True, where=where, out=out)
     say(f"take them home with: strata tune import {jsonl}")
 
 
@@ -122,8 +134,21 @@ def _load_plan(name: str, model: str | None) -> Plan:
     return plan if model is None else plan.model_copy(update={"model": model})
 
 
+def _parse_crew(workers: str, isolation: str) -> Crew:
+    with needs_extra("strata tune"):
+        from strata.tuner.drive import Crew
+    return Crew.parse(workers, isolation)
+
+
 def _run(
-    plan: Plan, store: TrialStore, *, device: str, resume: bool, where: str, out: Path
+    plan: Plan,
+    store: TrialStore,
+    *,
+    device: str,
+    crew: Crew,
+    resume: bool,
+    where: str,
+    out: Path,
 ) -> StudyRecord:
     """Sweep with a progress bar; Ctrl-C says what is stored and exits with 130."""
     from strata.cli.tune_view import SweepBar
@@ -136,11 +161,13 @@ def _run(
                 plan,
                 store,
                 device=device,
+                crew=crew,
                 resume=resume,
                 where=where,
                 log=out / "trials.log",
                 on_start=bar.start,
                 on_pair=bar.advance,
+                on_note=note,
             )
         except KeyboardInterrupt:
             bar.stop()

@@ -30,4 +30,19 @@ SamplerOption = Annotated[
         metavar="grid|random|tpe|gp|cost-model", help="An order of the arms in place of the plan's."
     ),
 ]
+WorkersOption = Annotated[
+    str,
+    typer.Option(
+        metavar="N|ray|ray:N",
+        help="Who measures: so many workers here, a GPU each, or those of the Ray cluster that "
+        "runs here or that RAY_ADDRESS names: one for each GPU, or each node where there is none.",
+    ),
+]
+IsolationOption = Annotated[
+    str,
+    typer.Option(
+        metavar="process|worker",
+        help="A process for each pair, or one for all pairs of a worker: it loads the model once.",
+    ),
+]
 DeviceOption = Annotated[str, typer.Option(metavar="auto|cpu|cuda|cuda:N", help="Where to run.")]

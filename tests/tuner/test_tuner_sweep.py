@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -14,11 +14,13 @@ from strata.tuner.arms import ArmGrid, PairSpec
 from strata.tuner.drive import _not_resumed
 from strata.tuner.environment import EngineFacts
 from strata.tuner.plan import Plan
+from strata.tuner.pool import Pool, Worker
 from strata.tuner.record import TrialRecord
 from strata.tuner.sampler import ArmOrder
-from strata.tuner.store import MemoryStore
+from strata.tuner.store import MemoryStore, TrialStore
 from strata.tuner.study import StudyRecord, create_study
-from strata.tuner.sweep import count_pairs, mean_gain, refuse_repeat, sweep
+from strata.tuner.sweep import Progress, count_pairs, mean_gain, refuse_repeat
+from strata.tuner.sweep import sweep as sweep_pool
 
 
 @dataclass
@@ -38,6 +40,27 @@ class ScriptedRunner:
         if kind := self.kinds.get(spec.arm_ring_cells):
             return make_records(spec, kind=kind, rounds_per_s=None)
         return make_records(spec, gain=1 + spec.arm_ring_cells / 1000)
+
+    def describe(self, passages: Sequence[str]) -> EngineFacts:
+        return FACTS
+
+    def stop(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def sweep(
+    study: StudyRecord,
+    store: TrialStore,
+    *workers: Worker,
+    on_pair: Callable[[Progress], None] = lambda progress: None,
+    on_note: Callable[[str], None] = lambda words: None,
+) -> int:
+    with Pool(workers, passages=(), timeout_s=60) as pool:
+        pool.start()
+        return sweep_pool(study, store, pool, on_pair=on_pair, on_note=on_note)
 
 
 def with_sampler(grid: ArmGrid, name: str) -> ArmGrid:
@@ -79,15 +102,15 @@ def test_a_stopped_sweep_goes_on_and_repeats_nothing(
     for stop in stops:
         runner = ScriptedRunner(stop_after=stop)
         with pytest.raises(KeyboardInterrupt):
-            sweep(study, store, runner, FACTS)
+            sweep(study, store, runner)
         ran += runner.ran
     last = ScriptedRunner()
-    assert sweep(study, store, last, FACTS) == len(last.ran)
+    assert sweep(study, store, last) == len(last.ran)
     ran += last.ran
     assert sorted(ran) == sorted(pair.pair_id for pair in all_pairs(study))
     assert count_pairs(study, store) == (22, 22)
     again = ScriptedRunner()
-    assert sweep(study, store, again, FACTS) == 0
+    assert sweep(study, store, again) == 0
 
 
 def test_the_cost_model_asks_the_same_after_a_stop(grid: ArmGrid) -> None:
@@ -95,20 +118,20 @@ def test_the_cost_model_asks_the_same_after_a_stop(grid: ArmGrid) -> None:
     whole, store, ran = ScriptedRunner(), MemoryStore(), []
     for one in (store, undisturbed := MemoryStore()):
         one.add_study(study)
-    sweep(study, undisturbed, whole, FACTS)
+    sweep(study, undisturbed, whole)
     for stop in (8, 1, 2):
         runner = ScriptedRunner(stop_after=stop)
         with pytest.raises(KeyboardInterrupt):
-            sweep(study, store, runner, FACTS)
+            sweep(study, store, runner)
         ran += runner.ran
-    sweep(study, store, last := ScriptedRunner(), FACTS)
+    sweep(study, store, last := ScriptedRunner())
     assert ran + last.ran == whole.ran
 
 
 def test_progress_counts_every_pair(study: StudyRecord) -> None:
     store, seen = MemoryStore(), []
     store.add_study(study)
-    sweep(study, store, ScriptedRunner(), FACTS, on_pair=seen.append)
+    sweep(study, store, ScriptedRunner(), on_pair=seen.append)
     assert [one.done_pairs for one in seen] == list(range(1, 23))
     assert {one.total_pairs for one in seen} == {22}
     assert all(a.done_work < b.done_work for a, b in itertools.pairwise(seen))
@@ -118,7 +141,7 @@ def test_progress_counts_every_pair(study: StudyRecord) -> None:
 def test_a_failing_arm_is_stored_and_does_not_stop_the_sweep(study: StudyRecord) -> None:
     store = MemoryStore()
     store.add_study(study)
-    sweep(study, store, ScriptedRunner(kinds={32: "out of memory"}), FACTS)
+    sweep(study, store, ScriptedRunner(kinds={32: "out of memory"}))
     kinds = [record.kind for record in store.trials(study.study)]
     assert len(kinds) == 88
     assert kinds.count("out of memory") == 4 * 12
