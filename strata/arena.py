@@ -11,6 +11,8 @@ from strata.errors import BudgetError
 from strata.units import format_bytes
 
 ALIGNMENT_BYTES = 256
+Placed = tuple[int, tuple[int, ...], torch.dtype]
+"""Where a lent tensor begins, in bytes; its shape; its type."""
 
 
 def tensor_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
@@ -23,7 +25,9 @@ class Arena:
     """Carve named tensors out of one allocation; what is left over is never touched.
 
     The block is reserved whole when the session is created, so what does not fit is known
-    before anything is computed, and the ledger is what was carved, not an estimate.
+    before anything is computed, and the ledger is what was carved, not an estimate. Tensors that
+    a prompt may overwrite are carved from the front, all others from the back, so that the room
+    of the first and whatever is left over are one piece.
     """
 
     def __init__(self, size_bytes: int, device: torch.device) -> None:
@@ -37,18 +41,42 @@ class Arena:
                 f"{device} has no {format_bytes(size_bytes)} left for this session; lower "
                 "--kv-resident, or give a --vram-budget that the device holds"
             ) from error
-        self._used = 0
+        self._end = size_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        self._lendable = 0
+        self._kept = 0
         self._ledger: dict[str, int] = {}
 
-    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def take(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, *, lendable: bool = False
+    ) -> torch.Tensor:
         """Return a tensor of zeros, booked under `name` (several may share one)."""
         size = tensor_bytes(shape, dtype)
-        end = self._used + size
-        assert end <= self._block.numel(), f"arena overrun: {name} needs {size} bytes"
-        view = self._block[self._used : self._used + math.prod(shape) * dtype.itemsize]
-        self._used = end
+        fits = self._lendable + self._kept + size <= self._end
+        assert fits, f"arena overrun: {name} needs {size} bytes"
+        if lendable:
+            start, self._lendable = self._lendable, self._lendable + size
+        else:
+            self._kept += size
+            start = self._end - self._kept
         self._ledger[name] = self._ledger.get(name, 0) + size
-        return view.view(dtype).view(shape)
+        return self._view(start, shape, dtype)
+
+    def lend(
+        self, name: str, size_bytes: int, shapes: Mapping[str, Placed]
+    ) -> dict[str, torch.Tensor]:
+        """Return tensors in the first `size_bytes`, over the lendable ones and what is free.
+
+        What exceeds the lendable ones is booked under `name`. Contents are undefined.
+        """
+        assert size_bytes + self._kept <= self._end, f"arena overrun: {name} of {size_bytes} bytes"
+        if size_bytes > self._lendable:
+            self._ledger[name] = size_bytes - self._lendable
+            self._lendable = size_bytes
+        return {key: self._view(*placed) for key, placed in shapes.items()}
+
+    def _view(self, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        size = math.prod(shape) * dtype.itemsize
+        return self._block[start : start + size].view(dtype).view(shape)
 
     @property
     def device(self) -> torch.device:

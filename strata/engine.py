@@ -19,10 +19,11 @@ from strata.kv.cache import SEED_ROWS, KvCache
 from strata.kv.counters import Counters
 from strata.lm.model import LanguageModel
 from strata.parked import Parked
+from strata.prompt import PromptRunner
 from strata.sampling import Sampler
 
 PROMPT_CHUNK = {"cpu": 512, "cuda": 8192}
-"""Prompt rows a forward; a constant of the device, never of ring or budget."""
+"""Prompt rows a forward in plain torch; a constant of the device, never of ring or budget."""
 PROMPT_SEGMENT = {"cpu": 2048, "cuda": 8192}
 """Earlier cells a prompt chunk reads at a time."""
 
@@ -46,10 +47,14 @@ class Engine:
         self.kv = kv
         self.experts = experts
         self.drafter = drafter
+        self.prompt: PromptRunner | None = None
+        """What runs prompts in kernels; None runs them in plain torch."""
         self.forwards = 0
         self.track_gap = False
         """Whether to keep `smallest_gap`, the least distance of two best scores; tests do."""
         self.smallest_gap = float("inf")
+        self.refuse_drafts = False
+        """Whether drafts are made and verified and all refused; the tuner prices drafting so."""
         self._last: int | None = None
         self._prompt_hidden: torch.Tensor | None = None
         self._prompt_queries = torch.empty(0)
@@ -67,6 +72,9 @@ class Engine:
         self._refuse_cells("prefill")
         if not ids:
             raise RuntimeError("prefill needs at least one token")
+        if self.prompt is not None:
+            self._start(*self.prompt.run(ids, self.drafter, on_progress), len(ids))
+            return
         chunk = PROMPT_CHUNK[model.device.type]
         tokens = torch.tensor(ids, device=model.device)
         queries: list[torch.Tensor] = [torch.empty(0)] * model.config.layers
@@ -88,7 +96,7 @@ class Engine:
 
     def _start(self, queries: torch.Tensor, hidden: torch.Tensor, cells: int) -> None:
         self.kv.note_prompt_end(queries)
-        self.kv.seed()
+        self.kv.seed(placed=self.prompt is not None and self.prompt.give_back())
         self._prompt_queries = queries.cpu()  # for `park` alone, so not in the ledger
         self._prompt_hidden = hidden
         self._prompt_cells = cells
@@ -114,12 +122,15 @@ class Engine:
         """
         device = self.model.device
         self._refuse_cells("restore")
-        chunk = PROMPT_CHUNK[device.type]
-        for start in range(0, parked.prompt_cells, chunk):
-            part = parked.cells[:, start : start + chunk].to(device)
-            for layer, cells in enumerate(part):
-                self.kv.write_chunk(layer, cells)
-            self.kv.commit_chunk(part.shape[1])
+        if self.prompt is not None:
+            self.prompt.restore(parked.cells)
+        else:
+            chunk = PROMPT_CHUNK[device.type]
+            for start in range(0, parked.prompt_cells, chunk):
+                part = parked.cells[:, start : start + chunk].to(device)
+                for layer, cells in enumerate(part):
+                    self.kv.write_chunk(layer, cells)
+                self.kv.commit_chunk(part.shape[1])
         self.drafter.restore(parked.drafter_cells)
         self._start(parked.queries.to(device), parked.hidden.to(device), parked.prompt_cells)
 
@@ -187,7 +198,8 @@ class Engine:
         targets = scores.argmax(-1)
         drawn = targets.tolist()
         accepted = 0
-        while accepted < len(proposed) and proposed[accepted] == drawn[accepted]:
+        agreed = 0 if self.refuse_drafts else len(proposed)
+        while accepted < agreed and proposed[accepted] == drawn[accepted]:
             accepted += 1
         self._note_gap(scores[: accepted + 1])
         self.kv.commit(accepted + 1)

@@ -15,9 +15,11 @@ from strata.arena import tensor_bytes
 from strata.config import Selection
 from strata.draft.ring import ring_shape
 from strata.errors import BudgetError
+from strata.kernels import device
 from strata.kv.geometry import KvGeometry
 from strata.lm.model import LanguageModel
 from strata.policy import round_up
+from strata.prompt import PromptPlan, PromptShape, serves_prompts
 from strata.units import format_bytes
 
 
@@ -66,10 +68,49 @@ class Demand:
 
     def arena_bytes(self, pool_cells: int, expert_slots: int | None) -> int:
         """Return the bytes a session carves; `expert_slots` None keeps experts with the model."""
+        plan = self.prompt_plan(pool_cells, expert_slots)
+        lent = self._lendable_bytes(pool_cells, expert_slots)
+        room = max(lent, plan.size_bytes) if plan else lent
+        return self._kept_bytes(pool_cells, expert_slots) + room
+
+    def prompt_plan(self, pool_cells: int, expert_slots: int | None) -> PromptPlan | None:
+        """Return how prompts run on the device: the fastest way that the budget holds.
+
+        A prompt borrows the room of ring and slots; where that is too small for the least way,
+        the session needs more. None is where no kernel runs prompts.
+        """
+        model = self.model
+        has_kernels = device.has_kernels(model.weights.embedding)
+        if not has_kernels or not serves_prompts(model.config, model.dtype):
+            return None
+        shape = PromptShape(
+            config=model.config,
+            geometry=self.geometry(pool_cells),
+            experts_on_host=expert_slots is not None,
+        )
+        plans = shape.plans()
+        if self.budget_bytes is None:
+            return plans[0]
+        kept = model.weights.device_bytes() + self._kept_bytes(pool_cells, expert_slots)
+        fitting = (plan for plan in plans if kept + plan.size_bytes <= self.budget_bytes)
+        return next(fitting, plans[-1])
+
+    def _lendable_bytes(self, pool_cells: int, expert_slots: int | None) -> int:
+        """Return the bytes of ring and expert slots, which are empty while a prompt runs."""
         g, dtype = self.geometry(pool_cells), self.model.dtype
-        total = tensor_bytes(g.pool_shape, dtype)
-        total += tensor_bytes((g.layers, g.pages), torch.int32)
+        total = 0
+        if expert_slots is not None:
+            total = tensor_bytes((expert_slots, *self.model.weights.experts.shape[1:]), dtype)
+        # A ring that holds the whole context takes the prompt's K/V as it comes.
+        return total + (0 if g.holds_all else tensor_bytes(g.pool_shape, dtype))
+
+    def _kept_bytes(self, pool_cells: int, expert_slots: int | None) -> int:
+        """Return the bytes of everything else."""
+        g, dtype = self.geometry(pool_cells), self.model.dtype
+        total = tensor_bytes((g.layers, g.pages), torch.int32)
         total += tensor_bytes((g.layers, g.slots), torch.int32)
+        if g.holds_all:
+            total += tensor_bytes(g.pool_shape, dtype)
         if g.select_pages:
             total += tensor_bytes(g.bounds_shape, torch.float32)
         if self.drafting:
@@ -78,9 +119,7 @@ class Demand:
             )
             total += tensor_bytes(shape, dtype)
         if expert_slots is not None:
-            experts = self.model.weights.experts
-            total += tensor_bytes((expert_slots, *experts.shape[1:]), dtype)
-            total += tensor_bytes((1, len(experts)), torch.int32)
+            total += tensor_bytes((1, len(self.model.weights.experts)), torch.int32)
             total += tensor_bytes((1, expert_slots), torch.int32)
         return total
 

@@ -23,6 +23,8 @@ from strata.kv.window import Window, make_window
 
 SEED_ROWS = 64
 """Prompt rows whose selections seed the ring."""
+NOTED_ROWS = 16
+"""Rows that are selected for at a time when the ring is seeded."""
 
 
 class KvCache:
@@ -31,7 +33,7 @@ class KvCache:
     def __init__(self, geometry: KvGeometry, victims: Victims, arena: Arena) -> None:
         g = self.geometry = geometry
         device = arena.device
-        pool = arena.take("kv ring", g.pool_shape, g.dtype)
+        pool = arena.take("kv ring", g.pool_shape, g.dtype, lendable=not g.holds_all)
         table = arena.take("page tables", (g.layers, g.pages), torch.int32)
         owner = arena.take("page tables", (g.layers, g.slots), torch.int32)
         host = torch.zeros(g.host_shape, dtype=g.dtype, pin_memory=device.type == "cuda")
@@ -163,8 +165,7 @@ class KvCache:
             if layer == 0:
                 born = pages_of(self.committed, g.page_cells)
                 end = pages_of(self.committed + len(cells), g.page_cells)
-                for page in range(born, end):
-                    self.reset_bounds(page)
+                self.reset_bounds(born, end)
             update_bounds(self.bounds[layer], pages, cells[:, 0])
 
     def past(self, layer: int, segment: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -177,12 +178,37 @@ class KvCache:
         self.committed += rows
 
     def prompt_cells(self) -> torch.Tensor:
-        """Return every committed cell [L, n, 2, K, D], on the CPU."""
-        layers = []
-        for layer in range(self.geometry.layers):
-            keys, values = self.transfer.past_segment(layer, 0, self.committed)
-            layers.append(torch.stack([keys, values]).permute(2, 0, 1, 3).cpu())
-        return torch.stack(layers)
+        """Return a copy of every committed cell [L, n, 2, K, D], on the CPU."""
+        if self.transfer.pool.is_cuda:
+            torch.cuda.synchronize(self.transfer.pool.device)
+        g = self.geometry
+        cells = torch.empty(g.layers, self.committed, 2, g.kv_heads, g.head_dim, dtype=g.dtype)
+        for host, part in self._host_pieces(cells):
+            part.copy_(host)
+        return cells
+
+    def restore_cells(self, cells: torch.Tensor) -> None:
+        """Take over `cells` [L, n, 2, K, D] on the CPU, into the host store alone.
+
+        Bounds are not told; the ring must be seeded before the next window.
+        """
+        for host, part in self._host_pieces(cells):
+            host.copy_(part)
+        self.committed = cells.shape[1]
+
+    def _host_pieces(self, cells: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield pieces of the host store and of `cells` [L, n, 2, K, D] that are the same cells."""
+        g = self.geometry
+        planes = (2, g.kv_heads, g.page_cells, g.head_dim)
+        pages = self.transfer.host.view(g.layers, -1, *planes).permute(0, 1, 4, 2, 3, 5)
+        whole = cells.shape[1] // g.page_cells
+        inside = whole * g.page_cells
+        yield (
+            pages[:, :whole],
+            cells[:, :inside].view(g.layers, whole, g.page_cells, *cells.shape[2:]),
+        )
+        if inside < cells.shape[1]:
+            yield pages[:, whole, : cells.shape[1] - inside], cells[:, inside:]
 
     def note_prompt_end(self, queries: torch.Tensor) -> None:
         """Remember what the last prompt rows' `queries` [L, r, Q, D] would select.
@@ -190,41 +216,52 @@ class KvCache:
         Rows too shallow to select say nothing; a dense session has nothing to remember.
         """
         g = self.geometry
-        rows = torch.arange(self.committed - queries.shape[1], self.committed)
-        own = (rows // g.page_cells).to(queries.device)
-        deep = own + 1 >= g.select_pages
-        if self.bounds is None or not deep.any():
+        rows = range(self.committed - queries.shape[1], self.committed)
+        deep = [row for row in rows if row // g.page_cells + 1 >= g.select_pages]
+        if self.bounds is None or not deep:
             return
-        grouped = queries[:, deep].view(
-            g.layers, -1, g.kv_heads, queries.shape[2] // g.kv_heads, g.head_dim
-        )
-        self._seed_counts = torch.stack(
-            [
-                count_selected(
-                    select_pages(q, bounds, own[deep], count=g.select_pages, tail=g.tail), g.pages
-                )
-                for q, bounds in zip(grouped, self.bounds, strict=True)
-            ]
-        )
+        own = torch.tensor(deep, device=queries.device) // g.page_cells
+        queries = queries[:, -len(deep) :]
+        grouped = queries.view(g.layers, len(own), g.kv_heads, -1, g.head_dim)
+        self._seed_counts = torch.zeros(g.layers, g.pages, dtype=torch.long, device=own.device)
+        for layer, bounds in enumerate(self.bounds):
+            # A few rows at a time: their scores of every page would otherwise take megabytes.
+            for first in range(0, len(own), NOTED_ROWS):
+                q, at = grouped[layer, first:][:NOTED_ROWS], own[first:][:NOTED_ROWS]
+                pages = select_pages(q, bounds, at, count=g.select_pages, tail=g.tail)
+                self._seed_counts[layer] += count_selected(pages, g.pages)
 
-    def seed(self) -> None:
-        """Fill the ring: tail pages, then the most selected by the prompt, then the newest."""
+    def seed(self, *, placed: bool = False) -> None:
+        """Fill the ring: tail pages, then the most selected by the prompt, then the newest.
+
+        With `placed` the ring holds every page already, page p in slot p.
+        """
+        g, pages = self.geometry, pages_of(self.committed, self.geometry.page_cells)
         self.residency.clear()
-        for layer in range(self.geometry.layers):
-            best = self.seed_ranking(layer)[: self.geometry.slots].sort().values
-            admission = self.residency.seed(layer, best)
-            self.transfer.bring_in(layer, admission.pages, admission.slots)
-        self.born_pages = pages_of(self.committed, self.geometry.page_cells)
+        device = self.residency.table.device
+        if pages <= g.slots:
+            best = torch.arange(pages, device=device).expand(g.layers, -1)
+        else:
+            best = self._rankings()[:, : g.slots].sort(-1).values
+        slots = self.residency.seed_all(best)
+        if not placed:
+            for layer, chosen in enumerate(best):
+                self.transfer.bring_in(layer, chosen, slots)
+        self.born_pages = pages
         self._planned_pages = 0
 
     def seed_ranking(self, layer: int) -> torch.Tensor:
         """Return every page of `layer`, the one that most deserves a slot first."""
+        return self._rankings()[layer]
+
+    def _rankings(self) -> torch.Tensor:
+        """Return `seed_ranking` of all layers [L, n]."""
         pages = pages_of(self.committed, self.geometry.page_cells)
         number = torch.arange(pages, device=self.residency.table.device)
-        rank = number.clone()
+        rank = number.repeat(self.geometry.layers, 1)
         if self._seed_counts is not None:
-            rank += self._seed_counts[layer, :pages] * pages
-        rank[number >= pages - self.geometry.tail] += pages * (SEED_ROWS + 1)
+            rank += self._seed_counts[:, :pages] * pages
+        rank[:, max(0, pages - self.geometry.tail) :] += pages * (SEED_ROWS + 1)
         return rank.argsort(descending=True)
 
     def truncate(self, cells: int) -> None:
@@ -242,8 +279,9 @@ class KvCache:
                 update_bounds(self.bounds[layer], page, keys.transpose(0, 1))
         self.seed()
 
-    def reset_bounds(self, page: int) -> None:
-        """Give a newborn page bounds that its first key replaces."""
+    def reset_bounds(self, page: int, end: int | None = None) -> None:
+        """Give newborn pages, `page` or all before `end`, bounds that a first key replaces."""
         if self.bounds is not None:
-            self.bounds[:, :, page, : self.geometry.head_dim] = -torch.inf
-            self.bounds[:, :, page, self.geometry.head_dim :] = torch.inf
+            born = self.bounds[:, :, page : page + 1 if end is None else end]
+            born[..., : self.geometry.head_dim] = -torch.inf
+            born[..., self.geometry.head_dim :] = torch.inf

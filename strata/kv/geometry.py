@@ -51,6 +51,11 @@ class KvGeometry:
         return self.slots * self.page_cells
 
     @property
+    def holds_all(self) -> bool:
+        """Return whether there is a slot for every page."""
+        return self.slots >= self.pages
+
+    @property
     def pool_shape(self) -> tuple[int, ...]:
         """Return [L, S * planes, C, D]: a page is `planes` consecutive planes, K's first."""
         return (self.layers, self.slots * self.planes, self.page_cells, self.head_dim)

@@ -93,6 +93,17 @@ class Residency:
         self._assign(layer, pages, slots)
         return Admission(pages, slots)
 
+    def seed_all(self, pages: torch.Tensor) -> torch.Tensor:
+        """Fill empty layers with `pages` [L, N], each once a layer; return their slots [N]."""
+        assert not any(self.filled), "seed_all fills empty layers"
+        count = pages.shape[1]
+        assert count <= self.slots
+        slots = torch.arange(count, device=pages.device)
+        self.table.scatter_(1, pages, slots.to(self.table.dtype).expand(self.layers, -1))
+        self.owner[:, :count] = pages
+        self.filled = [count] * self.layers
+        return slots
+
     def _admit(self, layer: int, pages: torch.Tensor, evictable: torch.Tensor) -> Admission:
         filled, total = self.filled[layer], self.slots
         free = torch.arange(filled, min(total, filled + len(pages)), device=pages.device)

@@ -73,3 +73,45 @@ def _attend_with_lse(
         return out, lse[..., : q.shape[2]]
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
     return out, lse.float()
+
+
+def attend_prompt(
+    q: torch.Tensor,
+    pages: torch.Tensor,
+    *,
+    first_position: int,
+    first_cell: int,
+    cells: range,
+    sums: torch.Tensor,
+    stats: torch.Tensor,
+    last: bool,
+    out: torch.Tensor,
+) -> None:
+    """Do what the package's `attend_prompt` says by one softmax a range, in float32.
+
+    `stats` holds each head's highest score and the sum of its exponentials relative to it.
+    """
+    rows, heads, dim = q.shape
+    kv_heads = pages.shape[1] // 2
+    planes = pages.transpose(0, 1).reshape(2, kv_heads, -1, dim).float()
+    k, v = planes[:, :, cells.start - first_cell : cells.stop - first_cell].unbind(0)
+    grouped = q.float().view(rows, kv_heads, -1, dim)
+    scores = torch.einsum("rkgd,knd->rkgn", grouped, k).reshape(rows, heads, -1) / dim**0.5
+    position = torch.arange(first_position, first_position + rows, device=q.device)
+    cell = torch.arange(cells.start, cells.stop, device=q.device)
+    scores.masked_fill_((cell > position[:, None])[:, None], -torch.inf)
+    top = scores.amax(-1)
+    before, total = (stats[..., 0], stats[..., 1]) if cells.start else (top, torch.zeros_like(top))
+    higher = torch.maximum(before, top)
+    share = (scores - higher[..., None]).exp()
+    shrink = (before - higher).exp()
+    total = total * shrink + share.sum(-1)
+    read = torch.einsum("rkgn,knd->rkgd", share.view(rows, kv_heads, -1, len(cells)), v)
+    acc = read.reshape(rows, heads, dim)
+    if cells.start:
+        acc = acc + sums * shrink[..., None]
+    if last:
+        out.copy_(acc / total[..., None])
+    else:
+        sums.copy_(acc)
+        stats.copy_(torch.stack([higher, total], -1))

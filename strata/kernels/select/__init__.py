@@ -11,7 +11,7 @@ from strata.kernels import device
 from strata.kernels.select import ref
 from strata.kernels.select.ref import count_selected, update_bounds
 
-__all__ = ["MAX_FUSED_PAGES", "count_selected", "select_pages", "update_bounds"]
+__all__ = ["MAX_FUSED_PAGES", "bound_pages", "count_selected", "select_pages", "update_bounds"]
 
 MAX_FUSED_PAGES = 16_384
 """Pages whose scores one program holds in registers."""
@@ -30,3 +30,19 @@ def select_pages(
 
         return triton.select_pages(q, bounds, own_page, count=count, tail=tail)
     return ref.select_pages(q, bounds, own_page, count=count, tail=tail)
+
+
+def bound_pages(
+    bounds: torch.Tensor, pages: torch.Tensor, *, first_page: int, cells: range
+) -> None:
+    """Give `bounds` [K, P, 2D] of a layer what the keys of new `cells` say, a prompt's piece.
+
+    `pages` [N, 2K, C, D] holds the cells and begins with page `first_page`. A page whose first cell
+    is new forgets what its bounds were; an earlier one widens.
+    """
+    if device.has_kernels(bounds):
+        from strata.kernels.select import triton
+
+        triton.bound_pages(bounds, pages, first_page=first_page, cells=cells)
+    else:
+        ref.bound_pages(bounds, pages, first_page=first_page, cells=cells)

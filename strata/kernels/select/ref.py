@@ -28,6 +28,19 @@ def update_bounds(
     bounds[..., dim:].scatter_reduce_(-2, at, low, "amin")
 
 
+def bound_pages(
+    bounds: torch.Tensor, pages: torch.Tensor, *, first_page: int, cells: range
+) -> None:
+    """Reset what is born, then widen by every new key."""
+    planes, page_cells, dim = pages.shape[1:]
+    position = torch.arange(cells.start, cells.stop, device=pages.device)
+    page, offset = position // page_cells, position % page_cells
+    born, end = -(-cells.start // page_cells), -(-cells.stop // page_cells)
+    bounds[:, born:end, :dim] = -torch.inf
+    bounds[:, born:end, dim:] = torch.inf
+    update_bounds(bounds, page, pages[page - first_page, : planes // 2, offset])
+
+
 def score_pages(q: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
     """Return the upper bound of q.k for `q` [R, K, G, D] over `bounds` [K, P, 2D] as [R, P].
 

@@ -109,6 +109,68 @@ def _choose(
             tl.store(out + count - TAIL + i, last)
 
 
+@triton.jit(do_not_specialize=["first_page", "start", "end"])
+def _bound(
+    bounds_ptr,
+    pages_ptr,
+    first_page,
+    start,
+    end,
+    pages,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE_CELLS: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Write the bounds of one page and head from its new keys."""
+    page = start // PAGE_CELLS + tl.program_id(0)
+    head = tl.program_id(1)
+    d = tl.arange(0, BLOCK_D)
+    inside = d < DIM
+    to = bounds_ptr + (head * pages + page).to(tl.int64) * (2 * DIM) + d
+    older = d < tl.where(page * PAGE_CELLS < start, DIM, 0)
+    high = tl.load(to, mask=older, other=float("-inf"))
+    low = tl.load(to + DIM, mask=older, other=float("inf"))
+    plane = (page - first_page).to(tl.int64) * (2 * KV_HEADS) + head
+    for first in range(0, PAGE_CELLS, BLOCK_C):
+        offset = first + tl.arange(0, BLOCK_C)
+        cell = page * PAGE_CELLS + offset
+        given = (offset < PAGE_CELLS) & (cell >= start) & (cell < end)
+        mask = given[:, None] & inside[None, :]
+        at = pages_ptr + (plane * PAGE_CELLS + offset)[:, None] * DIM + d[None, :]
+        keys = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+        high = tl.maximum(high, tl.max(tl.where(given[:, None], keys, float("-inf")), 0))
+        low = tl.minimum(low, tl.min(tl.where(given[:, None], keys, float("inf")), 0))
+    tl.store(to, high, mask=inside)
+    tl.store(to + DIM, low, mask=inside)
+
+
+def bound_pages(
+    bounds: torch.Tensor, pages: torch.Tensor, *, first_page: int, cells: range
+) -> None:
+    """Reset and widen in one launch, a program for each page and head."""
+    _, planes, page_cells, dim = pages.shape
+    assert bounds.is_contiguous()
+    assert pages.is_contiguous()
+    count = -(-cells.stop // page_cells) - cells.start // page_cells
+    with on_device_of(bounds):
+        _bound[(count, planes // 2)](
+            bounds,
+            pages,
+            first_page,
+            cells.start,
+            cells.stop,
+            bounds.shape[1],
+            KV_HEADS=planes // 2,
+            DIM=dim,
+            PAGE_CELLS=page_cells,
+            BLOCK_C=min(triton.next_power_of_2(page_cells), 32),
+            BLOCK_D=triton.next_power_of_2(dim),
+            num_warps=1,
+        )
+
+
 def score_pages(
     q: torch.Tensor, bounds: torch.Tensor, own_page: torch.Tensor, *, tail: int, out: torch.Tensor
 ) -> torch.Tensor:

@@ -1,0 +1,85 @@
+"""Row-wise products and norms of a prompt, written into buffers that are given.
+
+Shapes: n rows, H hidden, Q query heads, K K/V heads, D head dimension, C cells a page, P pages,
+I inner size, N outputs. A row's bits depend on nothing but the row.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from strata.kernels import device
+from strata.kernels.project import ref
+
+__all__ = ["norm_rows", "project_heads", "write_product"]
+
+
+def norm_rows(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    out: torch.Tensor,
+    index: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Write the root-mean-square normed rows of `x` [*, H] to `out` [n, H] and return it.
+
+    Row r is row r of `x`, or row `index`[r] ([n], int). The rows of `out` may lie apart.
+    """
+    if device.has_kernels(x):
+        from strata.kernels.project import triton
+
+        return triton.norm_rows(x, weight, eps, out=out, index=index)
+    return ref.norm_rows(x, weight, eps, out=out, index=index)
+
+
+def write_product(
+    a: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, add: bool
+) -> torch.Tensor:
+    """Write `a` [n, I] @ `weight` [N, I].T to `out` [n, N] and return it; `add` adds it there."""
+    if device.has_kernels(a):
+        from strata.kernels.project import triton
+
+        return triton.write_product(a, weight, out, add=add)
+    return ref.write_product(a, weight, out, add=add)
+
+
+def project_heads(
+    x: torch.Tensor,
+    norm: torch.Tensor,
+    weight: torch.Tensor,
+    head_norm: torch.Tensor,
+    turns: torch.Tensor,
+    eps: float,
+    *,
+    q: torch.Tensor,
+    pages: torch.Tensor,
+    heads: range,
+    first_position: int,
+    first_cell: int,
+) -> None:
+    """Project the normed rows `x` [n, H] at consecutive positions to queries, keys and values.
+
+    `weight` [(Q + 2K) * D, H] holds query heads, then keys, then values; only `heads` of these are
+    computed. Queries and keys are normed by `head_norm` [Q + K, D] and turned by position times
+    `turns` [D / 2] (half-split pairs). Queries go to `q` [n, Q, D], keys and values to their
+    cells in `pages` [P, 2K, C, D], which begins with cell `first_cell`.
+    """
+    run = ref.project_heads
+    if device.has_kernels(x):
+        from strata.kernels.project import triton
+
+        run = triton.project_heads
+    run(
+        x,
+        norm,
+        weight,
+        head_norm,
+        turns,
+        eps,
+        q=q,
+        pages=pages,
+        heads=heads,
+        first_position=first_position,
+        first_cell=first_cell,
+    )

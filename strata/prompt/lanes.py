@@ -1,0 +1,47 @@
+"""Copies between host and device that run beside the compute, in an order that marks hold."""
+
+from __future__ import annotations
+
+import torch
+
+Mark = torch.cuda.Event | None
+"""A point in the work of a stream; None where everything runs in order."""
+
+
+class Lane:
+    """Copies that follow each other; nothing waits for the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, *after: Mark) -> Mark:
+        """Copy `source` to `target` once all of `after` are reached; return the copy's mark."""
+        if self._stream is None:
+            target.copy_(source)
+            return None
+        for mark in after:
+            if mark is not None:
+                self._stream.wait_event(mark)
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+        reached: Mark = self._stream.record_event()
+        return reached
+
+
+class Compute:
+    """The stream that computes on a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def mark(self) -> Mark:
+        """Return a mark behind what was launched so far."""
+        if self._device.type != "cuda":
+            return None
+        mark: Mark = torch.cuda.current_stream(self._device).record_event()
+        return mark
+
+    def wait(self, mark: Mark) -> None:
+        """Let what is launched next wait for `mark`."""
+        if mark is not None:
+            torch.cuda.current_stream(self._device).wait_event(mark)

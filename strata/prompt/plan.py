@@ -1,0 +1,138 @@
+"""Which tensors a prompt needs on the device, and where they lie in the room it borrows.
+
+A chunk is `rows` prompt rows, a constant of the model. How many of them are attended at a time, and
+how many earlier cells are brought in at a time, follows from the room: neither leaves a trace in
+any bit (`strata.kernels.attention.attend_prompt`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from strata.arena import Placed, tensor_bytes
+from strata.kernels.attention import BLOCK_CELLS
+from strata.kv.cache import SEED_ROWS
+from strata.kv.geometry import KvGeometry
+from strata.lm.config import LMConfig
+
+CHUNK_ROWS = 8192
+"""Prompt rows a chunk."""
+TILES = ((8192, 16384), (4096, 8192), (2048, 8192), (1024, 4096))
+"""Rows attended at a time and earlier cells brought in at a time, from the most room to the least.
+
+The least is what a session's smallest budget counts.
+"""
+MAX_GROUP = 64
+DTYPES = (torch.bfloat16, torch.float32)
+
+
+def serves_prompts(config: LMConfig, dtype: torch.dtype) -> bool:
+    """Return whether kernels take prompts of such a model."""
+    dim = config.head_dim
+    return dtype in DTYPES and dim % 2 == 0 and 16 <= dim <= 128 and config.group <= MAX_GROUP
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptShape:
+    """What a prompt's room depends on."""
+
+    config: LMConfig
+    geometry: KvGeometry
+    experts_on_host: bool
+
+    @property
+    def resident(self) -> bool:
+        """Return whether the ring holds every page, so that nothing is brought in."""
+        return self.geometry.holds_all
+
+    def plans(self) -> list[PromptPlan]:
+        """Return the possible plans, the one with the most room first."""
+        return [PromptPlan(shape=self, tile=tile, segment=segment) for tile, segment in TILES]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptPlan:
+    """One way to run a prompt: rows attended at a time, earlier cells brought in at a time."""
+
+    shape: PromptShape
+    tile: int
+    segment: int
+
+    @property
+    def rows(self) -> int:
+        """Return the rows of a chunk."""
+        g = self.shape.geometry
+        return min(CHUNK_ROWS, _round_up(g.pages * g.page_cells, BLOCK_CELLS))
+
+    @property
+    def segment_cells(self) -> int:
+        """Return the earlier cells that are brought in at a time."""
+        return min(self.segment, 2 * self.rows)
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the room that all tensors take."""
+        return max(
+            start + tensor_bytes(shape, dtype) for start, shape, dtype in self.places().values()
+        )
+
+    def places(self) -> dict[str, Placed]:
+        """Return where each tensor begins, its shape and its type.
+
+        What a layer's attention, its experts and the drafter need shares one room.
+        """
+        c, g = self.shape.config, self.shape.geometry
+        kind, rows, tile = g.dtype, self.rows, min(self.tile, self.rows)
+        pairs, page = tile * c.experts_per_token, (g.planes, g.page_cells, g.head_dim)
+        always: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "x": ((rows, c.hidden), kind),
+            "tokens": ((rows + 1,), torch.int64),
+            "queries": ((g.layers, SEED_ROWS, c.heads, c.head_dim), kind),
+        }
+        attention: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "q": ((tile, c.heads, c.head_dim), kind)
+        }
+        if not self.shape.resident:
+            always["own"] = ((self._pages_over(rows), *page), kind)
+        if not self.shape.resident and g.pages * g.page_cells > rows:
+            segment = ((self._pages_over(self.segment_cells), *page), kind)
+            always |= {"segment 0": segment, "segment 1": segment}
+            attention["sums"] = ((tile, c.heads, c.head_dim), torch.float32)
+            attention["stats"] = ((tile, c.heads, 2), torch.float32)
+        if self.shape.experts_on_host:
+            always["experts"] = ((c.experts, 3 * c.expert_width, c.hidden), kind)
+        experts: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "normed": ((tile, c.hidden), kind),
+            "ids": ((tile, c.experts_per_token), torch.int32),
+            "weights": ((tile, c.experts_per_token), kind),
+            "order": ((pairs,), torch.int32),
+            "starts": ((c.experts + 1,), torch.int32),
+            "inner": ((pairs, c.expert_width), kind),
+            "parts": ((pairs, c.hidden), kind),
+        }
+        places, after = _lay(always, 0)
+        for stage in (attention, experts):
+            places |= _lay(stage, after)[0]
+        return places
+
+    def _pages_over(self, cells: int) -> int:
+        """Return the pages that `cells` cells can touch, wherever they begin."""
+        page = self.shape.geometry.page_cells
+        return cells // page if CHUNK_ROWS % page == 0 and cells % page == 0 else cells // page + 2
+
+
+def _lay(
+    shapes: dict[str, tuple[tuple[int, ...], torch.dtype]], start: int
+) -> tuple[dict[str, Placed], int]:
+    """Return the tensors one behind the other from byte `start` on, and where they end."""
+    places: dict[str, Placed] = {}
+    for name, (shape, dtype) in shapes.items():
+        places[name] = (start, shape, dtype)
+        start += tensor_bytes(shape, dtype)
+    return places, start
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step

@@ -1,0 +1,297 @@
+"""Run a prompt through the kernels, a chunk at a time; the host never waits within one.
+
+A chunk's K/V is written as whole pages: into the ring where it holds the whole context, else into
+a buffer. From there it goes to the host store beside the compute, and earlier cells come back
+from it a segment at a time, two buffers in turn. Weights of experts that live on the host come
+the same way, a layer at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from strata.arena import Arena
+from strata.draft import Drafter, NullDrafter
+from strata.experts.cache import ExpertCache, PooledExperts
+from strata.kernels.attention import attend_prompt
+from strata.kernels.grouped import add_experts, norm_and_route, sort_pairs
+from strata.kernels.project import norm_rows, project_heads, write_product
+from strata.kernels.select import bound_pages
+from strata.kv.cache import SEED_ROWS, KvCache
+from strata.kv.geometry import pages_of
+from strata.lm.model import LanguageModel
+from strata.prompt.lanes import Compute, Lane, Mark
+from strata.prompt.plan import PromptPlan
+
+
+class PromptRunner:
+    """The prompt path of one session; its tensors borrow the room of ring and expert slots."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        kv: KvCache,
+        experts: ExpertCache,
+        plan: PromptPlan,
+        arena: Arena,
+    ) -> None:
+        self._model, self._kv, self._experts = model, kv, experts
+        self._plan = plan
+        self._room = arena.lend("prompt workspace", plan.size_bytes, plan.places())
+        self._compute = Compute(model.device)
+        self._store, self._load, self._fetch = (Lane(model.device) for _ in range(3))
+        layers = kv.geometry.layers
+        self._stored: list[Mark] = [None] * layers  # what of each layer has reached the host
+        self._stored_before: Mark = None
+        self._loads = 0
+        self._segment_free: list[Mark] = [None, None]
+        self._experts_free: Mark = None
+        self._experts_ready: Mark = None
+
+    def run(
+        self, ids: list[int], drafter: Drafter, on_progress: Callable[[int], None] | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Commit the cells of prompt `ids`; return the last rows' queries and the last hidden.
+
+        They are [L, r, Q, D] and [1, H].
+        """
+        model, kv, rows = self._model, self._kv, self._plan.rows
+        # The room was cleared by what computes, and copies must come after.
+        self._experts_free = self._compute.mark()
+        self._segment_free = [self._experts_free] * 2
+        known = torch.tensor(ids)
+        if model.device.type == "cuda":
+            known = known.pin_memory()
+        x = self._room["x"]
+        for start in range(0, len(ids), rows):
+            end = min(start + rows, len(ids))
+            # One token more, because a drafter's cell is of the next token.
+            more = known[start : end + 1]
+            tokens = self._room["tokens"][: len(more)]
+            tokens.copy_(more, non_blocking=True)
+            x = self._room["x"][: end - start]
+            torch.index_select(model.weights.embedding, 0, tokens[: end - start], out=x)
+            for layer in range(model.config.layers):
+                self._run_layer(layer, x, start, len(ids))
+            kv.commit_chunk(end - start)
+            if not isinstance(drafter, NullDrafter):
+                follow = tokens[1:].clone()
+                drafter.observe(follow, self._final(x[: len(follow)]))
+            if on_progress is not None:
+                on_progress(end - start)
+        for mark in self._stored:
+            self._compute.wait(mark)
+        return self._room["queries"][:, : min(SEED_ROWS, len(ids))].clone(), self._final(x[-1:])
+
+    def restore(self, cells: torch.Tensor) -> None:
+        """Commit parked `cells` [L, n, 2, K, D] on the CPU instead of running a prompt."""
+        kv, g, room = self._kv, self._kv.geometry, self._room
+        kv.restore_cells(cells)
+        count, step = kv.committed, self._plan.rows
+        for layer in range(g.layers):
+            for start in range(0, count, step) if self._reads_keys else ():
+                end = min(start + step, count)
+                first, last = start // g.page_cells, pages_of(end, g.page_cells)
+                pages = kv.transfer.pool[layer].view(-1, g.planes, g.page_cells, g.head_dim)
+                pages = pages[first:last] if self._plan.shape.resident else room["own"]
+                pages = pages[: last - first]
+                pages.copy_(self._host(layer)[first:last], non_blocking=True)
+                if kv.bounds is not None:
+                    bound_pages(kv.bounds[layer], pages, first_page=first, cells=range(start, end))
+
+    @property
+    def _reads_keys(self) -> bool:
+        """Return whether cells that come from the host are wanted on the device at once."""
+        return self._plan.shape.resident or self._kv.bounds is not None
+
+    def give_back(self) -> bool:
+        """Leave the borrowed room as that of a session that read nothing.
+
+        Return whether the ring holds the prompt already, every page in the slot of its number.
+        """
+        # What a prompt left there may read as NaN, which no mask silences.
+        if not self._plan.shape.resident:
+            self._kv.transfer.pool.zero_()
+        if isinstance(self._experts, PooledExperts):
+            self._experts.pool.zero_()
+        return self._plan.shape.resident
+
+    def _final(self, x: torch.Tensor) -> torch.Tensor:
+        weights, eps = self._model.weights, self._model.config.norm_eps
+        return norm_rows(x, weights.norm, eps, out=torch.empty_like(x))
+
+    def _run_layer(self, layer: int, x: torch.Tensor, start: int, prompt: int) -> None:
+        """Replace `x` [n, H], the chunk's rows from cell `start` on, by the layer's output."""
+        c, tile = self._model.config, min(self._plan.tile, self._plan.rows)
+        weights = self._bring_experts(layer)
+        pages, first_page = self._own_pages(layer, start, start + len(x))
+        whole = len(x) <= tile
+        first = 0 if whole else c.heads
+        self._project(layer, x, start, range(first, c.heads + 2 * c.kv_heads), pages, first_page)
+        self._keep(layer, pages, first_page, range(start, start + len(x)))
+        for begin in range(0, len(x), tile):
+            part, at = x[begin : begin + tile], start + begin
+            if not whole:
+                self._project(layer, part, at, range(c.heads), pages, first_page)
+            self._note_queries(layer, at, len(part), prompt)
+            self._attend(layer, part, start, at, pages, first_page)
+            self._add_experts(layer, part, weights)
+        self._experts_free = self._compute.mark()
+
+    def _own_pages(self, layer: int, start: int, end: int) -> tuple[torch.Tensor, int]:
+        """Return pages that take the chunk's cells, and the number of the first."""
+        g = self._kv.geometry
+        if self._plan.shape.resident:
+            return self._kv.transfer.pool[layer].view(-1, g.planes, g.page_cells, g.head_dim), 0
+        first, last = start // g.page_cells, pages_of(end, g.page_cells)
+        pages = self._room["own"][: last - first]
+        self._compute.wait(self._stored[layer - 1])  # whose cells may still leave the buffer
+        if start % g.page_cells:
+            self._compute.wait(self._stored[layer])
+            pages[0].copy_(self._host(layer)[first], non_blocking=True)
+        if end % g.page_cells:
+            pages[-1, :, end % g.page_cells :] = 0
+        return pages, first
+
+    def _host(self, layer: int) -> torch.Tensor:
+        g = self._kv.geometry
+        return self._kv.transfer.host[layer].view(-1, g.planes, g.page_cells, g.head_dim)
+
+    def _project(
+        self,
+        layer: int,
+        x: torch.Tensor,
+        position: int,
+        heads: range,
+        pages: torch.Tensor,
+        first_page: int,
+    ) -> None:
+        w, model = self._model.weights.layers[layer], self._model
+        project_heads(
+            x,
+            w.norm,
+            w.qkv.weight,
+            w.qk_norm,
+            model.rotary.inverse,
+            model.config.norm_eps,
+            q=self._room["q"],
+            pages=pages,
+            heads=heads,
+            first_position=position,
+            first_cell=first_page * self._kv.geometry.page_cells,
+        )
+
+    def _keep(self, layer: int, pages: torch.Tensor, first_page: int, cells: range) -> None:
+        """Send the chunk's pages to the host store and widen the bounds by its keys."""
+        g, bounds = self._kv.geometry, self._kv.bounds
+        first, last = cells.start // g.page_cells, pages_of(cells.stop, g.page_cells)
+        new = pages[first - first_page : last - first_page]
+        self._stored_before = self._stored[layer]
+        host = self._host(layer)[first:last]
+        self._stored[layer] = self._store.copy(host, new, self._compute.mark())
+        if bounds is not None:
+            bound_pages(bounds[layer], new, first_page=first, cells=cells)
+
+    def _note_queries(self, layer: int, position: int, rows: int, prompt: int) -> None:
+        """Keep the queries of the prompt's last rows, which attention overwrites."""
+        kept = max(0, prompt - SEED_ROWS)
+        first, end = max(position, kept), position + rows
+        if first < end:
+            queries = self._room["q"][first - position : rows]
+            self._room["queries"][layer, first - kept : end - kept] = queries
+
+    def _attend(
+        self,
+        layer: int,
+        x: torch.Tensor,
+        start: int,
+        position: int,
+        pages: torch.Tensor,
+        first_page: int,
+    ) -> None:
+        """Add to `x` the attention of its rows, which stand from `position` on."""
+        q, page_cells = self._room["q"][: len(x)], self._kv.geometry.page_cells
+        end = position + len(x)
+        if self._plan.shape.resident:
+            self._read(q, position, pages, 0, range(end), last=True)
+        else:
+            for past, first_cell, cells, buffer in self._past(layer, start):
+                self._read(q, position, past, first_cell, cells, last=False)
+                self._segment_free[buffer] = self._compute.mark()
+            first_cell = first_page * page_cells
+            self._read(q, position, pages, first_cell, range(start, end), last=True)
+        write_product(q.flatten(1), self._model.weights.layers[layer].out.weight, x, add=True)
+
+    def _read(
+        self,
+        q: torch.Tensor,
+        position: int,
+        pages: torch.Tensor,
+        first_cell: int,
+        cells: range,
+        *,
+        last: bool,
+    ) -> None:
+        sums = self._room.get("sums", q)
+        attend_prompt(
+            q,
+            pages,
+            first_position=position,
+            first_cell=first_cell,
+            cells=cells,
+            sums=sums,
+            stats=self._room.get("stats", sums),
+            last=last,
+            out=q,
+        )
+
+    def _past(self, layer: int, end: int) -> Iterator[tuple[torch.Tensor, int, range, int]]:
+        """Yield earlier cells of `layer`: pages, the first cell there, the cells, the buffer."""
+        page_cells, step = self._kv.geometry.page_cells, self._plan.segment_cells
+        for start in range(0, end, step):
+            stop = min(start + step, end)
+            first, last = start // page_cells, pages_of(stop, page_cells)
+            buffer = self._loads % 2
+            self._loads += 1
+            pages = self._room[f"segment {buffer}"][: last - first]
+            source = self._host(layer)[first:last]
+            free, stored = self._segment_free[buffer], self._stored_before
+            self._compute.wait(self._load.copy(pages, source, free, stored))
+            yield pages, first * page_cells, range(start, stop), buffer
+
+    def _bring_experts(self, layer: int) -> torch.Tensor:
+        """Return the layer's experts on the device; they may still be on their way."""
+        c = self._model.config
+        blobs = self._experts.blobs(layer * c.experts, c.experts)
+        if not self._plan.shape.experts_on_host:
+            return blobs
+        self._experts_ready = self._fetch.copy(self._room["experts"], blobs, self._experts_free)
+        return self._room["experts"]
+
+    def _add_experts(self, layer: int, x: torch.Tensor, experts: torch.Tensor) -> None:
+        room, model, rows = self._room, self._model, len(x)
+        normed, ids, shares = (room[name][:rows] for name in ("normed", "ids", "weights"))
+        norm_and_route(
+            x,
+            model.weights.layers[layer].post_norm,
+            model.weights.routers[layer].weight,
+            model.config.norm_eps,
+            normalise=model.config.normalise_router,
+            normed=normed,
+            ids=ids,
+            weights=shares,
+        )
+        sort_pairs(ids, order=room["order"], starts=room["starts"])
+        self._compute.wait(self._experts_ready)
+        add_experts(
+            normed,
+            experts,
+            shares,
+            order=room["order"],
+            starts=room["starts"],
+            inner=room["inner"],
+            parts=room["parts"],
+            x=x,
+        )

@@ -1,0 +1,125 @@
+"""Prompts through kernels: the torch engine's K/V, the same bits whatever the ring or budget."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from strata.config import KvConfig, Selection, SessionConfig, SpecConfig
+from strata.kernels import device as kernel_device
+from strata.lm import LanguageModel, load_model
+from strata.prompt import plan
+from strata.session import Session, create_session
+from tests.conftest import TINY, prompt_of
+from tests.kernels.devices import DEVICES, rms_ratio
+
+pytest.importorskip("strata.kernels.attention.triton")
+
+PROMPT = 150
+CHUNK = 64
+
+
+@pytest.fixture(params=DEVICES)
+def model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LanguageModel:
+    """Return the stand-in model where kernels run, with chunks that a short prompt fills."""
+    if request.param == "cpu":  # interpreted
+        monkeypatch.setattr(kernel_device, "has_kernels", lambda tensor: True)
+    monkeypatch.setattr(plan, "CHUNK_ROWS", CHUNK)
+    monkeypatch.setattr(plan, "TILES", ((CHUNK, CHUNK),))
+    return load_model(TINY, request.param)
+
+
+def session_of(
+    model: LanguageModel,
+    *,
+    ring: int = 0,
+    page: int = 16,
+    select: int = 0,
+    budget: int | None = None,
+    drafts: int = 0,
+) -> Session:
+    config = SessionConfig(
+        kv=KvConfig(resident_cells=ring, page_cells=page, selection=Selection(cells=select)),
+        spec=SpecConfig(drafts=drafts),
+        vram_budget_bytes=budget,
+    )
+    return create_session(model, config, prompt_cells=PROMPT, max_new=8, environ={})
+
+
+def test_the_torch_engine_agrees(model: LanguageModel) -> None:
+    ids = prompt_of(model, PROMPT)
+    got = session_of(model, drafts=1)
+    plain = session_of(model, drafts=1)
+    plain.engine.prompt = None
+    for session in (got, plain):
+        session.prefill(ids)
+    limit = 1e-5 if model.dtype == torch.float32 else 3e-2
+    one, other = got.park(), plain.park()
+    assert one.drafter_cells is not None
+    assert other.drafter_cells is not None
+    assert rms_ratio(one.cells, other.cells) < limit
+    assert rms_ratio(one.queries, other.queries) < limit
+    assert rms_ratio(one.hidden, other.hidden) < limit
+    assert rms_ratio(one.drafter_cells[1:], other.drafter_cells[1:]) < limit
+
+
+def test_ring_page_and_budget_leave_no_trace_and_a_parked_prompt_seeds_the_same(
+    model: LanguageModel,
+) -> None:
+    ids = prompt_of(model, PROMPT)
+    first = session_of(model)
+    first.prefill(ids)
+    expected = first.park()
+    least = model.weights.device_bytes() + (1 << 19)
+    for ring, page, select, budget in (
+        (0, 10, 0, None),
+        (96, 16, 80, None),
+        (90, 10, 0, None),
+        (96, 16, 80, least),
+    ):
+        session = session_of(model, ring=ring, page=page, select=select, budget=budget)
+        assert session.engine.prompt is not None
+        session.prefill(ids)
+        parked = session.park()
+        assert torch.equal(parked.cells, expected.cells)
+        assert torch.equal(parked.hidden, expected.hidden)
+        assert torch.equal(parked.queries, expected.queries)
+        again = session_of(model, ring=ring, page=page, select=select, budget=budget)
+        again.restore(parked)
+        assert_same_ring(session, again)
+
+
+def assert_same_ring(one: Session, other: Session) -> None:
+    if one.model.device.type == "cuda":
+        torch.cuda.synchronize()
+    a, b = one.engine.kv, other.engine.kv
+    assert torch.equal(a.transfer.host, b.transfer.host)
+    assert torch.equal(a.transfer.pool, b.transfer.pool)
+    assert torch.equal(a.residency.table, b.residency.table)
+    assert torch.equal(a.residency.owner, b.residency.owner)
+    assert a.residency.filled == b.residency.filled
+    assert (a.bounds is None) == (b.bounds is None)
+    if a.bounds is not None and b.bounds is not None:
+        assert torch.equal(a.bounds, b.bounds)
+    one.engine.check_integrity()
+
+
+def test_a_prompt_borrows_the_room_of_ring_and_slots_and_books_what_exceeds_it(
+    model: LanguageModel,
+) -> None:
+    ids = prompt_of(model, PROMPT)
+    session = session_of(model, ring=96, budget=model.weights.device_bytes() + (1 << 19))
+    ledger = session.ledger
+    assert sum(ledger.values()) <= model.weights.device_bytes() + (1 << 19)
+    kv, prompt = session.engine.kv, session.engine.prompt
+    assert prompt is not None
+    arena = session._arena
+    assert all(arena.owns(tensor) for tensor in prompt._room.values())
+    lent = ledger["kv ring"] + ledger["expert slots"]
+    excess = max(0, prompt._plan.size_bytes - lent)
+    assert ledger.get("prompt workspace", 0) == excess
+    for tensor in prompt._room.values():
+        tensor.view(torch.uint8).fill_(255)  # NaN in every type
+    session.prefill(ids)
+    assert kv.transfer.pool.isfinite().all()
+    assert session.engine.experts.slots > 0
