@@ -201,6 +201,8 @@ def _connect(ray: Any) -> None:
     address = os.environ.get(ADDRESS, "auto")
     if address not in ("auto", "local"):
         _reach(address)
+    # Ray prints a page to stdout for each lost actor; the sweep says it in a line of its own.
+    ray._private.worker._worker_logs_enabled = False
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except ConnectionError:

@@ -24,6 +24,8 @@ from strata.tuner.worker import serve
 CRASH, HANG, KILLED, NO_MEMORY, TORCH_MEMORY, OTHER_TOKENS, OTHER_ROUNDS, LATE, KILL_SERVER = range(
     101, 110
 )
+KILL_PARENT = 110
+"""The process above the server: a driver, or the actor of a Ray worker."""
 
 
 class FakeEngine:
@@ -38,7 +40,7 @@ class FakeEngine:
         return FACTS
 
     def conditions(self) -> dict[str, object]:
-        return {"host": "fake"}
+        return {"host": "fake", "server": os.getppid()}
 
     def open_bench(self, spec: PairSpec, ring_cells: int) -> FakeBench:
         self._note()
@@ -111,6 +113,10 @@ class FakeBench:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")
         if self.seed == KILL_SERVER:
             os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(60)
+        if self.seed == KILL_PARENT:
+            stat = Path(f"/proc/{os.getppid()}/stat").read_text()
+            os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
             time.sleep(60)
 
 
