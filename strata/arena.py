@@ -89,6 +89,11 @@ class Arena:
         return dict(self._ledger)
 
     @property
+    def used_bytes(self) -> int:
+        """Return the bytes carved so far."""
+        return self._lendable + self._kept
+
+    @property
     def size_bytes(self) -> int:
         """Return the bytes of the whole block."""
         return self._block.numel()

@@ -52,7 +52,7 @@ def run(
     assert done.kv.bytes == done.kv.misses * kv_cache.geometry.page_bytes
     assert session.engine.forwards == done.rounds
     assert sum(session.ledger.values()) <= (config.vram_budget_bytes or 1 << 40)
-    assert session._arena._used == session._arena.size_bytes, "the plan is not what was carved"
+    assert session._arena.used_bytes == session._arena.size_bytes, "the plan is not what was carved"
     assert kv_cache.committed <= len(ids) + params.max_new
     return done.tokens, session.engine.smallest_gap
 

@@ -122,7 +122,7 @@ def test_the_ledger_is_what_the_session_holds(
     model = reachable(tiny)
     held = {at: t for at, t in reachable(session).items() if at not in model}
     kv, drafter = session.engine.kv, session.engine.drafter
-    stores = (kv.transfer.host, drafter._ring._host, session.engine._prompt_queries)
+    stores = (kv.transfer.host, drafter.ring.host, session.engine._prompt_queries)
     host = {t.untyped_storage().data_ptr() for t in stores}
     assert host <= held.keys()
     on_device = {at: t.untyped_storage().nbytes() for at, t in held.items() if at not in host}
