@@ -86,6 +86,7 @@ class Demand:
         shape = PromptShape(
             config=model.config,
             geometry=self.geometry(pool_cells),
+            drafting=self.drafting,
             experts_on_host=expert_slots is not None,
         )
         plans = shape.plans()

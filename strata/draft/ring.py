@@ -49,6 +49,17 @@ class DrafterRing:
         keep = min(n, self.capacity)
         self.cells.index_copy_(0, positions[n - keep :] % self.capacity, cells[n - keep :])
 
+    def place(self, first: int, cells: torch.Tensor) -> None:
+        """Write committed `cells` [n, 2, K, D], the host's or the device's, from cell `first` on.
+
+        The host store is not written. Nothing waits for the host.
+        """
+        kept = cells[max(0, len(cells) - self.capacity) :]
+        at = (first + len(cells) - len(kept)) % self.capacity
+        until_end = min(len(kept), self.capacity - at)
+        self.cells[at : at + until_end].copy_(kept[:until_end], non_blocking=True)
+        self.cells[: len(kept) - until_end].copy_(kept[until_end:], non_blocking=True)
+
     def read(self, position: int) -> torch.Tensor:
         """Return the window up to and with cell `position`, oldest first, as [2, K, n, D]."""
         first = max(1, position - self.window + 1)
@@ -79,8 +90,7 @@ class DrafterRing:
     def refill(self, cells: int) -> None:
         """Fill the ring from the host store so that cell `cells` can be written next."""
         first = max(1, cells - self.capacity)
-        positions = torch.arange(first, cells, device=self.cells.device)
-        self.write(positions, self.host[first:cells].to(self.cells.device), committed=False)
+        self.place(first, self.host[first:cells])
 
 
 def ring_shape(window: int, max_cells: int, kv_heads: int, head_dim: int) -> tuple[int, ...]:

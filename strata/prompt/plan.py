@@ -40,6 +40,7 @@ class PromptShape:
 
     config: LMConfig
     geometry: KvGeometry
+    drafting: bool
     experts_on_host: bool
 
     @property
@@ -112,8 +113,16 @@ class PromptPlan:
             "inner": ((pairs, c.expert_width), kind),
             "parts": ((pairs, c.hidden), kind),
         }
+        drafting: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+        if self.shape.drafting:
+            drafting = {
+                "final": ((tile, c.hidden), kind),
+                "wide": ((tile, 2 * c.hidden), kind),
+                "mixed": ((tile, c.hidden), kind),
+                "drafted": ((tile, g.planes, 1, g.head_dim), kind),
+            }
         places, after = _lay(always, 0)
-        for stage in (attention, experts):
+        for stage in (attention, experts, drafting):
             places |= _lay(stage, after)[0]
         return places
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from strata.arena import Arena
-from strata.draft import Drafter, NullDrafter
+from strata.draft import Drafter, MtpDrafter
 from strata.experts.cache import ExpertCache, PooledExperts
 from strata.kernels.attention import attend_prompt
 from strata.kernels.grouped import add_experts, norm_and_route, sort_pairs
@@ -76,9 +76,8 @@ class PromptRunner:
             for layer in range(model.config.layers):
                 self._run_layer(layer, x, start, len(ids))
             kv.commit_chunk(end - start)
-            if not isinstance(drafter, NullDrafter):
-                follow = tokens[1:].clone()
-                drafter.observe(follow, self._final(x[: len(follow)]))
+            if isinstance(drafter, MtpDrafter):
+                self._tell(drafter, tokens[1:], x, start + 1)
             if on_progress is not None:
                 on_progress(end - start)
         for mark in self._stored:
@@ -117,6 +116,46 @@ class PromptRunner:
         if isinstance(self._experts, PooledExperts):
             self._experts.pool.zero_()
         return self._plan.shape.resident
+
+    def _tell(
+        self, drafter: MtpDrafter, tokens: torch.Tensor, hidden: torch.Tensor, first: int
+    ) -> None:
+        """Write the drafter's cells from cell `first` on: one for each of `tokens` [n].
+
+        Cell i pairs token i with the main model's state of cell i - 1, here row 0 of `hidden`.
+        """
+        model, room, tile = self._model, self._room, min(self._plan.tile, self._plan.rows)
+        c, w, ring = model.config, model.weights.mtp, drafter.ring
+        assert w is not None
+        for begin in range(0, len(tokens), tile):
+            of = tokens[begin : begin + tile]
+            final, wide, mixed, cells = (
+                room[name][: len(of)] for name in ("final", "wide", "mixed", "drafted")
+            )
+            cell = first + begin
+            norm_rows(hidden[begin : begin + len(of)], model.weights.norm, c.norm_eps, out=final)
+            embedding, left, right = model.weights.embedding, *wide.chunk(2, 1)
+            norm_rows(embedding, w.norm_embedding, c.norm_eps, out=left, index=of)
+            norm_rows(final, w.norm_hidden, c.norm_eps, out=right)
+            write_product(wide, w.fc.weight, mixed, add=False)
+            project_heads(
+                mixed,
+                w.attention.norm,
+                w.attention.qkv.weight,
+                w.attention.qk_norm,
+                model.rotary.inverse,
+                c.norm_eps,
+                q=room["q"],
+                pages=cells,
+                heads=range(c.heads, c.heads + 2 * c.kv_heads),
+                first_position=cell,
+                first_cell=cell,
+            )
+            cells = cells.view(len(of), *ring.cells.shape[1:])
+            ring.place(cell, cells)
+            host = ring.host[cell : cell + len(of)]
+            self._compute.wait(self._store.copy(host, cells, self._compute.mark()))
+        drafter.advance(len(tokens))
 
     def _final(self, x: torch.Tensor) -> torch.Tensor:
         weights, eps = self._model.weights, self._model.config.norm_eps
