@@ -56,7 +56,8 @@ KERNELS = {
     "_sort": "experts",
     "_sum_parts": "experts",
 }
-"""Every kernel that strata launches, by its name; before `_pick` a `_project` is the head's."""
+"""Every kernel that strata launches, by its name. Before `_pick` a `_project` is the head's;
+`_project_out` also reduces what attention split and routes."""
 
 ROUTERS = ("_route", "_project_out")
 """Behind these a resolve and a gather are of experts."""
@@ -76,7 +77,7 @@ LIBRARY = (
 )
 """Kernels of libraries, by a word in their name; the first that fits."""
 
-GRAPH_KERNELS = 8
+GRAPH_KERNELS = 2
 """Kernels of one launch from which on it is a graph's."""
 _OF_A_LAYER = ("projections", "append", "attention")
 

@@ -61,7 +61,7 @@ def test_fused_kernels_are_told_apart_by_what_follows() -> None:
     layer = ["_project", "_score", "_choose", "_resolve", "_gather", "_attend_splits"]
     layer += ["_project_out", "_resolve", "_gather", "_product"]
     verify = ["_embed", *layer, *layer, "_project", "_pick", "_accept", "_join", "_project"]
-    draft = ["_attend_window", "_project_out", "_project", "_pick"] * 2
+    draft = ["_attend_window", "_project_out", "_product", "_project", "_pick"]
     parts = attribute(launches(draft, verify), drafting=True)
     assert parts[: len(draft)] == ["drafter"] * len(draft)
     assert parts[len(draft) :] == [

@@ -9,13 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import strata.kernels
 from strata.bench import selfcheck
+from strata.bench.checks import CHECKS
+from strata.cli.main import app
 from strata.errors import SelfCheckError
 from strata.kernels import device
 from strata.kv.transfer import Transfer
 from strata.lm import LanguageModel
+from tests.conftest import TINY
 
 pytest.importorskip("triton")
 WHERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -29,25 +33,45 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_kernel_has_a_check() -> None:
     folder = Path(strata.kernels.__file__).parent
-    assert {path.parent.name for path in folder.glob("*/triton.py")} == set(selfcheck.CHECKS)
+    assert {path.parent.name for path in folder.glob("*/triton.py")} == set(CHECKS)
 
 
-@pytest.mark.parametrize("op", sorted(selfcheck.CHECKS))
+@pytest.mark.parametrize("op", sorted(CHECKS))
 def test_kernels_pass(op: str, tiny: LanguageModel, kernels: None) -> None:
     selfcheck.check_kernels(tiny.config, WHERE, DTYPE, [op])
 
 
 def spoil(name: str, function: Any) -> Any:
-    """Return `function` with its last write, or what it returns, changed a little."""
+    """Return `function` with something that it wrote, or returns, changed a little."""
 
     def broken(*args: Any, **kwargs: Any) -> Any:
         out = function(*args, **kwargs)
-        if name == "gather_pages":
+        if name == "accept":
+            args[0].positions.add_(1)
+        elif name == "gather_pages":
             args[1].view(-1)[: args[1].shape[-1]] += 1
         elif name == "append_cells":
             args[3].view(-1)[-1] += 1
         elif name == "resolve":
             args[0].table[0, :1] = 3
+        elif name == "bound_pages":
+            args[0].add_(1)
+        elif name == "attend_prompt" or name == "norm_rows":
+            kwargs["out"].mul_(1.1)
+        elif name == "write_product":
+            args[2].mul_(1.1)
+        elif name == "project_heads":
+            kwargs["pages"].mul_(1.1)
+        elif name == "sort_pairs":
+            kwargs["order"].copy_(kwargs["order"].flip(0))
+        elif name == "add_experts":
+            kwargs["x"].mul_(1.1)
+        elif name in ("norm_and_route", "embed_rows", "join_rows", "project_out"):
+            kwargs["normed"].mul_(1.1)
+        elif name == "project_cells":
+            args[5].pool.mul_(1.1)
+        elif name in ("split_attention", "attend_window"):
+            out.sums.mul_(1.1)
         elif name == "route":
             return out[0].flip(1), out[1]
         elif name == "draw":
@@ -62,15 +86,30 @@ def spoil(name: str, function: Any) -> Any:
 @pytest.mark.parametrize(
     ("op", "name"),
     [
+        ("accept", "accept"),
         ("append", "append_cells"),
+        ("attention", "attend_prompt"),
+        ("embed", "embed_rows"),
+        ("embed", "join_rows"),
         ("experts", "route"),
         ("experts", "slot_product"),
         ("gather", "gather_pages"),
+        ("grouped", "add_experts"),
+        ("grouped", "norm_and_route"),
+        ("grouped", "sort_pairs"),
         ("head", "draw"),
+        ("out_proj", "project_out"),
         ("paged_attention", "attend_dense"),
         ("paged_attention", "attend_selected"),
+        ("paged_attention", "split_attention"),
+        ("project", "norm_rows"),
+        ("project", "project_heads"),
+        ("project", "write_product"),
+        ("qkv", "project_cells"),
         ("resolve", "resolve"),
+        ("select", "bound_pages"),
         ("select", "select_pages"),
+        ("window_attention", "attend_window"),
     ],
 )
 def test_a_broken_kernel_is_named(
@@ -79,8 +118,22 @@ def test_a_broken_kernel_is_named(
     module = importlib.import_module(f"strata.kernels.{op}.triton")
     monkeypatch.setattr(module, name, spoil(name, getattr(module, name)))
     with pytest.raises(SelfCheckError, match=f"the {op} kernel does not agree") as raised:
-        selfcheck.check_kernels(tiny.config, WHERE, DTYPE, sorted(selfcheck.CHECKS))
+        selfcheck.check_kernels(tiny.config, WHERE, DTYPE, [op])
     assert raised.value.exit_code == 1
+
+
+def test_a_command_prints_no_speed_while_a_kernel_is_broken(
+    kernels: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if WHERE.type == "cuda":
+        pytest.skip("the stand-in model runs interpreted")
+    module = importlib.import_module("strata.kernels.head.triton")
+    monkeypatch.setattr(module, "draw", spoil("draw", module.draw))
+    words = ["bench", "decode", "--depth", "64", "--model", str(TINY), "--device", "cpu"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: the head kernel does not agree with its reference")
 
 
 def test_the_engine_passes_and_a_broken_copy_of_pages_does_not(
