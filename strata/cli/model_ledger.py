@@ -6,13 +6,20 @@ The checkpoint is read into host memory in the device's type of numbers; nothing
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import torch
 
 from strata.config import Selection
 from strata.errors import CheckpointError, UsageError
 from strata.layout import Demand
 from strata.lm import LanguageModel, bundled_model_path
+from strata.lm.checkpoint import Checkpoint, hash_checkpoint
+from strata.lm.config import load_config
+from strata.lm.layers import Rotary
+from strata.lm.tokenizer import load_tokenizer
+from strata.lm.weights import load_weights
 from strata.policy import minimum_ring_cells, need_cells, round_up
 
 DTYPE_DEVICES = {"bfloat16": "cuda", "float32": "cpu"}
@@ -125,24 +132,26 @@ def checkpoint_folder(name: str) -> Path:
     return folder
 
 
+class TensorThere(torch.Tensor):
+    """Says that it is on a GPU, for the layout to plan with the kernels that would serve there."""
+
+    is_cuda = True
+
+
 def _load(folder: Path, kv_dtype: str) -> LanguageModel:
-    import torch
-
-    from strata.lm.checkpoint import Checkpoint, hash_checkpoint
-    from strata.lm.config import load_config
-    from strata.lm.layers import Rotary
-    from strata.lm.tokenizer import load_tokenizer
-    from strata.lm.weights import load_weights
-
     if kv_dtype not in DTYPE_DEVICES:
         raise UsageError(f"K/V in {kv_dtype}: it is one of {', '.join(DTYPE_DEVICES)}")
     config, host = load_config(folder), torch.device("cpu")
-    dtype = getattr(torch, kv_dtype)
+    dtype, kind = getattr(torch, kv_dtype), DTYPE_DEVICES[kv_dtype]
+    weights = load_weights(Checkpoint(folder), config, device=host, dtype=dtype)
+    if kind == "cuda":
+        there = weights.embedding.as_subclass(TensorThere)
+        weights = replace(weights, embedding=there)
     return LanguageModel(
         config=config,
-        weights=load_weights(Checkpoint(folder), config, device=host, dtype=dtype),
+        weights=weights,
         tokenizer=load_tokenizer(folder, config),
-        device=torch.device(DTYPE_DEVICES[kv_dtype]),
+        device=torch.device(kind),
         dtype=dtype,
         model_hash=hash_checkpoint(folder),
         folder=folder,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,12 +18,16 @@ from strata.errors import UsageError
 from strata.units import parse_bytes, parse_cells
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from strata.cli.model_grid import Scenario
     from strata.cli.model_ledger import Ledger
     from strata.models.cost_model import RingCostModel
     from strata.models.model_file import ModelFacts
 
 DATABASE = DEFAULT_OUT / DATABASE_NAME
+BUDGET = "--vram-budget"
+ESTIMATE = "Estimate"
 
 Depths = Annotated[
     list[str] | None,
@@ -49,12 +55,26 @@ Checkpoint = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """What the command line asks about; empty or None where it leaves that open."""
+
+    depths: Sequence[int]
+    rings: Sequence[int]
+    drafts: Sequence[int]
+    budget_bytes: int | None
+    max_new: int | None
+    checkpoint: Path | None
+
+
 @fail_cleanly()
 def predict(
     source: Annotated[
-        str,
-        typer.Argument(metavar="STUDY|FILE", help="A stored study, or a file of strata model fit."),
-    ],
+        str | None,
+        typer.Argument(
+            metavar="[STUDY|FILE]", help="A stored study, or a file of strata model fit."
+        ),
+    ] = None,
     depth: Depths = None,
     ring: Rings = None,
     spec: Drafts = None,
@@ -63,6 +83,34 @@ def predict(
         int | None, typer.Option(min=1, help="New tokens; default: as measured.")
     ] = None,
     model: Checkpoint = None,
+    device_profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Estimate for a device that was not measured: h200, or a TOML or JSON file.",
+            rich_help_panel=ESTIMATE,
+        ),
+    ] = None,
+    kv_select: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CELLS|depth/N", help="Cells a row reads; 0 is all.", rich_help_panel=ESTIMATE
+        ),
+    ] = None,
+    mtp_window: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CELLS|auto", help="Cells the drafter reads.", rich_help_panel=ESTIMATE
+        ),
+    ] = None,
+    accepted: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Share of drafts accepted, where no study says.",
+            rich_help_panel=ESTIMATE,
+        ),
+    ] = None,
     json: Annotated[
         str | None,
         typer.Option("--json", metavar="FILE|-", help="Write the result as JSON; - is stdout."),
@@ -74,39 +122,71 @@ def predict(
     Without --depth, --spec or --ring: every measured tier, the drafts that were measured, and
     every ring from the minimum to the largest that the memory budget holds by the engine's own
     ledger. Outside of what was measured the answer is "no evidence" and no number.
+
+    With --device-profile: a table of the rings that ought to be fastest on that device, from its
+    bandwidths and memory and the checkpoint's sizes. It is an estimate, and no session obeys it.
     """
     from strata.cli import model_view as view
 
     check_json_target(json)
-    with needs_extra("strata model predict"):
-        from strata.cli.model_grid import Scenario, lay_grid
-    cost, facts = _model(source, db)
-    budget = facts.fingerprint.vram_budget_bytes
-    if vram_budget is not None:
-        budget = parse_bytes(vram_budget, name="--vram-budget")
-    scenario = Scenario(
-        conditions=facts.fingerprint,
-        max_new=max_new or facts.max_new,
-        default_ring_cells=facts.default_ring_cells,
-        budget_bytes=budget,
-    )
-    grid = lay_grid(
-        scenario,
-        _ledger(scenario, model or Path(facts.checkpoint), facts),
-        depths=cells("--depth", depth) or facts.tiers_cells,
-        drafts=spec or _measured_drafts(cost),
+    chosen = Chosen(
+        depths=cells("--depth", depth),
         rings=cells("--ring", ring),
+        drafts=tuple(spec or ()),
+        budget_bytes=None if vram_budget is None else parse_bytes(vram_budget, name=BUDGET),
+        max_new=max_new,
+        checkpoint=model,
     )
-    found = grid.join(cost.predict_frame(grid))
-    if json is not None:
-        write_json(
-            json, {"study": facts.study, "name": facts.name, "sessions": view.records(found)}
+    known = None if source is None else _model(source, db)
+    if device_profile is not None:
+        from strata.cli.model_estimate import estimate
+
+        estimate(
+            device_profile,
+            chosen,
+            known=known,
+            select=kv_select,
+            window=mtp_window,
+            accepted=accepted,
+            json=json,
         )
+        return
+    if known is None:
+        raise UsageError("name a study or a file of strata model fit, or give --device-profile")
+    if any(value is not None for value in (kv_select, mtp_window, accepted)):
+        raise UsageError(
+            "--kv-select, --mtp-window and --accepted are the study's own; they go with "
+            "--device-profile"
+        )
+    found = _predicted(*known, chosen)
+    cost, facts = known
+    if json is not None:
+        sessions = view.records(found)
+        write_json(json, {"study": facts.study, "name": facts.name, "sessions": sessions})
         if json == "-":
             return
     say(f"study {facts.study} ({facts.name}), {facts.fingerprint.device}")
     show_table(view.predictions_table(found, cost.confidence))
     note("a prediction is no verdict: strata tune measures, and only its table is obeyed")
+
+
+def _predicted(cost: RingCostModel, facts: ModelFacts, chosen: Chosen) -> pd.DataFrame:
+    from strata.cli.model_grid import Scenario, lay_grid
+
+    scenario = Scenario(
+        conditions=facts.fingerprint,
+        max_new=chosen.max_new or facts.max_new,
+        default_ring_cells=facts.default_ring_cells,
+        budget_bytes=chosen.budget_bytes or facts.fingerprint.vram_budget_bytes,
+    )
+    grid = lay_grid(
+        scenario,
+        _ledger(scenario, chosen.checkpoint or Path(facts.checkpoint), facts),
+        depths=chosen.depths or facts.tiers_cells,
+        drafts=chosen.drafts or _measured_drafts(cost),
+        rings=chosen.rings,
+    )
+    return grid.join(cost.predict_frame(grid))
 
 
 def cells(switch: str, texts: list[str] | None) -> list[int]:

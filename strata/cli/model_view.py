@@ -133,6 +133,47 @@ def predictions_table(found: pd.DataFrame, confidence: float) -> Table:
     return grid
 
 
+def estimated_entries_table(entries: list[dict[str, Any]]) -> Table:
+    """Return an estimated policy table, every entry marked as what it is."""
+    grid = Table(
+        "tier", "drafter", "drafts", "ring", "expert slots", "rounds/s", "tok/s", "over default",
+        "verdict", box=SIMPLE_HEAD,
+    )  # fmt: skip
+    for entry in entries:
+        grid.add_row(
+            format_cells(entry["tier_cells"]),
+            entry["mode"],
+            str(entry["drafts"]),
+            str(entry["ring_cells"]),
+            str(entry["expert_slots"]),
+            f"~{entry['rounds_per_s']:,.0f}",
+            f"~{entry['tok_s']:,.0f}",
+            f"~{entry['effect']:+.1%} of {entry['default_ring_cells']}",
+            f"{entry['verdict']} (estimate)",
+        )
+    return grid
+
+
+def estimates_table(found: pd.DataFrame) -> Table:
+    """Return one row for each session that was asked about."""
+    grid = Table(
+        "depth", "drafts", "ring", "expert slots", "rounds/s", "tok/s", "", box=SIMPLE_HEAD
+    )
+    for row in found.to_dict("records"):
+        speeds = "-", "-"
+        if not row["obstacle"]:
+            speeds = f"~{1 / row['round_s']:,.0f}", f"~{row['tok_s']:,.0f}"
+        grid.add_row(
+            format_cells(row["depth_cells"]),
+            str(row["spec"]),
+            str(row["ring_cells"]),
+            _number(row["expert_slots"], "{:.0f}"),
+            *speeds,
+            row["obstacle"] or "estimate",
+        )
+    return grid
+
+
 def records(found: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the sessions as plain JSON, times in seconds; what is not a number is null."""
     rows = found.astype(object).where(found.notna(), None).to_dict("records")

@@ -10,7 +10,9 @@ from planted_grid import planted_study
 from typer.testing import CliRunner
 
 from strata.cli.model import app
+from strata.errors import TableError
 from strata.lm import LanguageModel
+from strata.policy import load_table
 from strata.tuner.store import open_database
 
 BUDGET = "48MiB"
@@ -111,3 +113,59 @@ def test_another_checkpoint_than_the_measured_one_is_refused(fitted: Path) -> No
 
 def test_a_ring_of_no_cells_is_refused(fitted: Path) -> None:
     assert "--ring: 0 is not above zero" in ask("predict", str(fitted), "--ring", "0", code=2)
+
+
+ESTIMATE = [
+    "predict", "--device-profile", "h200", "--kv-select", "2048", "--vram-budget", "64MiB",
+    "--depth", "32K",
+]  # fmt: skip
+
+
+def test_an_estimate_is_marked_and_no_table(tmp_path: Path) -> None:
+    out = tmp_path / "estimate.json"
+    text = ask(*ESTIMATE, "--json", str(out))
+    assert "ESTIMATE for NVIDIA H200" in text
+    assert "nothing was measured" in text
+    assert "no evidence (estimate)" in text
+    found = json.loads(out.read_text())
+    assert found["estimate"] is True
+    assert [one["mode"] for one in found["entries"]] == ["off", "on"]
+    for entry in found["entries"]:
+        assert entry["verdict"] == "no evidence"
+        assert entry["predicted"] is True
+        assert entry["expert_slots"] >= 4
+    with pytest.raises(TableError, match="schema must be"):
+        load_table(out)
+
+
+def test_an_estimate_never_offers_a_ring_that_does_not_fit() -> None:
+    text = ask(*ESTIMATE, "--ring", "8K", "--ring", "32K", "--spec", "3")
+    assert "does not fit the memory budget" in text
+
+
+def test_misses_of_a_study_serve_an_estimate(fitted: Path) -> None:
+    words = ["predict", str(fitted), *ESTIMATE[1:], "--json", "-"]
+    found = json.loads(ask(*words))
+    assert found["conditions"]["page_cells"] == 16
+    usual = json.loads(ask(*ESTIMATE, "--json", "-"))
+    assert found["entries"] != usual["entries"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["predict"], "or give --device-profile"),
+        (["predict", "--device-profile", "no.toml"], "give a TOML or JSON file or one of: h200"),
+        ([*ESTIMATE, "--accepted", "1"], "--accepted: 1.0 is not between 0 and 1"),
+        ([*ESTIMATE[:-4], "--vram-budget", "1MiB"], "cannot hold this session"),
+        ([*ESTIMATE, "--model", "nowhere"], "nowhere is no folder"),
+    ],
+)
+def test_an_estimate_that_cannot_be_is_said(words: list[str], message: str) -> None:
+    assert message in ask(*words, code=2)
+
+
+def test_switches_of_an_estimate_are_a_studys_own(fitted: Path) -> None:
+    assert "they go with --device-profile" in ask(
+        "predict", str(fitted), "--kv-select", "512", code=2
+    )
