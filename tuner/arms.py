@@ -4,6 +4,12 @@ An *arm* is a (tier, mode, ring). It is measured against the default ring on eac
 to back in one process: that is a *pair*, four runs in the order default, arm, arm, default.
 The arm that *is* the default ring has one pair a (tier, mode), default against default: it
 shows what the measurement makes of no difference at all.
+
+A plan may ask for pairs of other purposes on its search passages. ``prefill`` times the prompt and
+the first token of both rings. ``break-even`` runs one ring without the drafter (in the place of the
+default) and with a drafter whose drafts are made, verified and all refused (in the place of the
+arm): both give one token a round, so the ratio of their rounds/s is what drafting costs, free of
+acceptance.
 """
 
 from __future__ import annotations
@@ -11,19 +17,22 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from strata.config import Selection
 from strata.errors import UsageError
 from strata.policy.request import minimum_ring_cells
-from strata.tuner.plan import WARM_UP_TOKENS, Mode, Plan
+from strata.tuner.plan import WARM_UP_TOKENS, Mode, Plan, Purpose
 from strata.units import parse_cells
+
+Split = Literal["search", "fresh"]
 
 ORDER: tuple[Literal["default", "arm"], ...] = ("default", "arm", "arm", "default")
 """ABBA: a drift that is linear in time falls equally on both arms."""
 
 TRIAL_ID_DIGITS = 32
+DECODE: Purpose = "decode"
 
 
 def digest(value: object) -> str:
@@ -46,7 +55,7 @@ class PairSpec:
     """All that a trial process needs to run one pair, and all that can change its numbers."""
 
     study: str
-    split: Literal["search", "fresh"]
+    split: Split
     tier_cells: int
     depth_cells: int
     passage: str
@@ -65,15 +74,29 @@ class PairSpec:
     warm_up: int
     min_decode_s: float | None
     """None leaves it to the device."""
+    purpose: Purpose = DECODE
 
     @property
     def pair_id(self) -> str:
         """Return the hash of everything above."""
-        return digest(asdict(self))[:TRIAL_ID_DIGITS]
+        return digest(self._identity())[:TRIAL_ID_DIGITS]
 
     def trial_id(self, position: int) -> str:
         """Return the hash of the pair and of the run's place in it."""
-        return digest([asdict(self), position, ORDER[position]])[:TRIAL_ID_DIGITS]
+        return digest([self._identity(), position, ORDER[position]])[:TRIAL_ID_DIGITS]
+
+    def _identity(self) -> dict[str, Any]:
+        """Return what the ids are made of; those of the first purpose are older than the others."""
+        facts = asdict(self)
+        if self.purpose == DECODE:
+            del facts["purpose"]
+        return facts
+
+    def side(self, position: int) -> PairSpec:
+        """Return the pair as the session of one run sees it: in a break-even one side drafts."""
+        if self.purpose == "break-even" and ORDER[position] == "default":
+            return replace(self, mode="off", spec=0, mtp_window_cells=None)
+        return self
 
     def ring_cells(self, position: int) -> int:
         """Return the ring of the run at `position`."""
@@ -131,36 +154,47 @@ class ArmGrid:
         return Arm(tier_cells=tier_cells, mode=mode, ring_cells=ring)
 
     def pairs(self, arm: Arm, *, study: str) -> Iterator[PairSpec]:
-        """Yield the pairs of one arm, search passages first."""
-        session, passages = self.plan.session, self.plan.passages
-        drafts = session.drafts if arm.mode == "on" else 0
-        window = None if session.mtp_window == "auto" or arm.mode == "off" else session.mtp_window
-        decode_s = self.plan.measure.min_decode_s
-        samples = [("search", seed) for seed in passages.search]
-        samples += [("fresh", seed) for seed in passages.fresh]
+        """Yield the pairs of one arm, search passages first, then those of other purposes."""
+        passages = self.plan.passages
+        search: list[tuple[Split, int]] = [("search", seed) for seed in passages.search]
+        fresh: list[tuple[Split, int]] = [("fresh", seed) for seed in passages.fresh]
+        samples = search + fresh
         if arm.ring_cells == self.default_ring_cells:
             samples = samples[:1]
         for split, seed in samples:
-            yield PairSpec(
-                study=study,
-                split="search" if split == "search" else "fresh",
-                tier_cells=arm.tier_cells,
-                depth_cells=arm.tier_cells,
-                passage=f"{arm.tier_cells}:{seed}",
-                mode=arm.mode,
-                spec=drafts,
-                mtp_window_cells=window,
-                default_ring_cells=self.default_ring_cells,
-                arm_ring_cells=arm.ring_cells,
-                select=session.select,
-                page_cells=session.page,
-                victims=session.victims,
-                vram_budget_bytes=session.vram_budget,
-                context_cells=self._context(arm.tier_cells),
-                max_new=self.plan.measure.max_new,
-                warm_up=WARM_UP_TOKENS,
-                min_decode_s=None if decode_s == "auto" else decode_s,
-            )
+            yield self._pair(arm, split, seed, study)
+        for purpose in self.plan.measure.purposes:
+            if purpose == DECODE or (purpose == "break-even" and arm.mode == "off"):
+                continue
+            for split, seed in search or fresh[:1]:
+                pair = self._pair(arm, split, seed, study)
+                one_ring = purpose == "break-even"
+                default = arm.ring_cells if one_ring else self.default_ring_cells
+                yield replace(pair, purpose=purpose, default_ring_cells=default)
+
+    def _pair(self, arm: Arm, split: Split, seed: int, study: str) -> PairSpec:
+        session, decode_s = self.plan.session, self.plan.measure.min_decode_s
+        window = None if session.mtp_window == "auto" or arm.mode == "off" else session.mtp_window
+        return PairSpec(
+            study=study,
+            split=split,
+            tier_cells=arm.tier_cells,
+            depth_cells=arm.tier_cells,
+            passage=f"{arm.tier_cells}:{seed}",
+            mode=arm.mode,
+            spec=session.drafts if arm.mode == "on" else 0,
+            mtp_window_cells=window,
+            default_ring_cells=self.default_ring_cells,
+            arm_ring_cells=arm.ring_cells,
+            select=session.select,
+            page_cells=session.page,
+            victims=session.victims,
+            vram_budget_bytes=session.vram_budget,
+            context_cells=self._context(arm.tier_cells),
+            max_new=self.plan.measure.max_new,
+            warm_up=WARM_UP_TOKENS,
+            min_decode_s=None if decode_s == "auto" else decode_s,
+        )
 
     def every_pair(self, *, study: str) -> Iterator[PairSpec]:
         """Yield every pair of the plan, arm by arm."""

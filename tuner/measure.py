@@ -3,7 +3,8 @@
 Nothing here knows an engine: a *bench* is anything that can be asked for one timed run. With the
 drafter's window and the drafts held fixed the same passage gives the same tokens in the same
 rounds whatever the ring, so rounds per second is the measure and a difference in either is an
-error of the engine (kind ``wrong output``), never a slow measurement.
+error of the engine (kind ``wrong output``), never a slow measurement. A pair whose purpose is
+``prefill`` times the prompt and the first token, and has no rounds.
 """
 
 from __future__ import annotations
@@ -15,35 +16,43 @@ from typing import Any, Protocol
 from strata.tuner.arms import ORDER, PairSpec
 
 PROTOCOL: dict[str, Any] = {
-    "version": 1,
+    "version": 2,
     "order": list(ORDER),
     "warm_up": "a few tokens on the session, then back to the state after the prompt",
     "decoding": "greedy, end of text ignored",
     "measure": "rounds per second between the first and the last token",
     "repeats": "rewound to the state after the prompt; one sample",
+    "prompt": "run once a passage by a session that drafts; every session of a pair restores it",
+    "prefill": "a session from nothing to its first token, at most 5 times; one sample",
+    "break-even": "one ring, without the drafter beside drafts that are made, verified and refused",
 }
 """What the study's protocol hash is taken over; change it together with the code below."""
 
 MAX_REPEATS = 256
+MAX_PROMPTS = 5
+"""Repeats of a whole prompt at most; each is a session of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """What one run measured; names and units are those of the trial record."""
+    """What one run measured; names and units are those of the trial record.
+
+    What a run did not measure is None: a prompt has no rounds, a continuation no prompt.
+    """
 
     tokens: int
     token_hash: str
-    rounds: int
-    decode_s: float
-    rounds_per_s: float
-    tok_s: float
-    tokens_per_round: float
-    accepted: list[int]
-    drafted: list[int]
-    tpot_p50_ms: float
-    tpot_p99_ms: float
-    prefill_s: float
-    ttft_ms: float
+    rounds: int | None = None
+    decode_s: float | None = None
+    rounds_per_s: float | None = None
+    tok_s: float | None = None
+    tokens_per_round: float | None = None
+    accepted: list[int] | None = None
+    drafted: list[int] | None = None
+    tpot_p50_ms: float | None = None
+    tpot_p99_ms: float | None = None
+    prefill_s: float | None = None
+    ttft_ms: float | None = None
     kv_lookups: int
     kv_hits: int
     kv_misses: int
@@ -56,9 +65,14 @@ class RunResult:
     mtp_window_cells: int | None
     repeats: int = 1
 
+    @property
+    def seconds(self) -> float:
+        """Return the time that the run is about: its decoding, or its prompt."""
+        return (self.prefill_s if self.decode_s is None else self.decode_s) or 0.0
+
 
 class Bench(Protocol):
-    """A session after its prompt, ready to be timed again and again."""
+    """What one side of a pair times again and again: a session after its prompt, or a prompt."""
 
     default_decode_s: float
     """How long a run should decode where the plan leaves it to the device."""
@@ -67,14 +81,14 @@ class Bench(Protocol):
         """Decode a few tokens and go back to the state after the prompt."""
 
     def run(self) -> RunResult:
-        """Time one continuation from the state after the prompt and go back to it."""
+        """Time one continuation from the state after the prompt and go back to it, or a prompt."""
 
     def close(self) -> None:
         """Free what the session holds."""
 
 
-OpenBench = Callable[[int], Bench]
-"""Opens a bench with a ring of so many cells."""
+OpenBench = Callable[[PairSpec, int], Bench]
+"""Opens a bench for one side of a pair with a ring of so many cells."""
 
 
 class WrongOutputError(Exception):
@@ -89,12 +103,14 @@ def measure_pair(spec: PairSpec, open_bench: OpenBench) -> Iterator[tuple[int, R
     benches: dict[str, Bench] = {}
     try:
         for arm in dict.fromkeys(ORDER):
-            benches[arm] = open_bench(spec.ring_cells(ORDER.index(arm)))
+            position = ORDER.index(arm)
+            benches[arm] = open_bench(spec.side(position), spec.ring_cells(position))
         for bench in benches.values():
             bench.warm_up(spec.warm_up)
         first: RunResult | None = None
+        most = MAX_PROMPTS if spec.purpose == "prefill" else MAX_REPEATS
         for position, arm in enumerate(ORDER):
-            result = _repeat(benches[arm], spec.min_decode_s)
+            result = _repeat(benches[arm], spec.min_decode_s, most)
             first = first or result
             wrong = _difference(first, result, check_rounds=_one_window(first, result))
             yield position, wrong or result
@@ -107,12 +123,12 @@ def _one_window(first: RunResult, other: RunResult) -> bool:
     return first.mtp_window_cells == other.mtp_window_cells
 
 
-def _repeat(bench: Bench, min_decode_s: float | None) -> RunResult:
-    """Run until `min_decode_s` of decoding was seen; the repeats are one sample."""
+def _repeat(bench: Bench, min_decode_s: float | None, most: int) -> RunResult:
+    """Run until `min_decode_s` was timed, `most` times at most; the repeats are one sample."""
     if min_decode_s is None:
         min_decode_s = bench.default_decode_s
     results = [bench.run()]
-    while sum(one.decode_s for one in results) < min_decode_s and len(results) < MAX_REPEATS:
+    while sum(one.seconds for one in results) < min_decode_s and len(results) < most:
         results.append(bench.run())
         if wrong := _difference(results[0], results[-1], check_rounds=True):
             raise WrongOutputError(f"a repeat of the same run differs: {wrong}")
@@ -120,20 +136,32 @@ def _repeat(bench: Bench, min_decode_s: float | None) -> RunResult:
 
 
 def _merge(results: list[RunResult]) -> RunResult:
-    """Fold repeats into one result: times add up, rates are over all of the time."""
-    seconds = sum(one.decode_s for one in results)
+    """Fold repeats into one result: times add up, rates are over all of the time.
 
-    def rate(name: str) -> float:
-        return sum(float(getattr(one, name)) * one.decode_s for one in results) / seconds
+    A prompt's times are means, because its record has no rate.
+    """
+    seconds = sum(one.seconds for one in results)
 
-    middle = sorted(results, key=lambda one: one.tpot_p50_ms)[len(results) // 2]
+    def mean(name: str) -> float | None:
+        values = [getattr(one, name) for one in results]
+        return None if None in values else sum(values) / len(values)
+
+    def rate(name: str) -> float | None:
+        weighted = [(getattr(one, name), one.seconds) for one in results]
+        if any(value is None for value, _ in weighted):
+            return None
+        return sum(float(value) * share for value, share in weighted) / seconds
+
+    middle = sorted(results, key=lambda one: one.tpot_p50_ms or 0.0)[len(results) // 2]
     return replace(
         results[0],
-        decode_s=seconds,
+        decode_s=None if results[0].decode_s is None else seconds,
         rounds_per_s=rate("rounds_per_s"),
         tok_s=rate("tok_s"),
         tpot_p50_ms=middle.tpot_p50_ms,
-        tpot_p99_ms=max(one.tpot_p99_ms for one in results),
+        tpot_p99_ms=max(one.tpot_p99_ms or 0.0 for one in results) or None,
+        prefill_s=mean("prefill_s"),
+        ttft_ms=mean("ttft_ms"),
         repeats=len(results),
     )
 
@@ -142,10 +170,10 @@ def _difference(first: RunResult, other: RunResult, *, check_rounds: bool) -> st
     """Return how a run's output differs from the pair's first, or nothing."""
     if other.token_hash != first.token_hash:
         return (
-            f"tokens {other.token_hash[:12]} differ from the default ring's {first.token_hash[:12]}"
+            f"tokens {other.token_hash[:12]} differ from the pair's first {first.token_hash[:12]}"
         )
     if check_rounds and other.rounds != first.rounds:
-        return f"{other.rounds} rounds differ from the default ring's {first.rounds}"
+        return f"{other.rounds} rounds differ from the pair's first {first.rounds}"
     return ""
 
 

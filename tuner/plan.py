@@ -27,6 +27,7 @@ WARM_UP_TOKENS = 8
 Mode = Literal["off", "on"]
 Sampler = Literal["grid", "random", "tpe", "gp", "cost-model"]
 SAMPLERS: tuple[str, ...] = get_args(Sampler)
+Purpose = Literal["decode", "break-even", "prefill"]
 
 
 def _cells(value: object) -> object:
@@ -130,6 +131,14 @@ class Measure(_Section):
     min_decode_s: Literal["auto"] | Annotated[float, Field(ge=0)] = "auto"
     """``auto`` is one second on a GPU, where rounds are short, and a single run on a CPU."""
     timeout_s: float = Field(default=600.0, gt=0)
+    purposes: tuple[Purpose, ...] = ("decode",)
+    """What pairs are run for; arms are chosen and judged by ``decode`` alone."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Measure:
+        if "decode" not in self.purposes or len(set(self.purposes)) != len(self.purposes):
+            raise ValueError("purposes must hold decode, and none of them twice")
+        return self
 
 
 class Decision(_Section):
@@ -175,6 +184,8 @@ class Plan(_Section):
             rings == "auto" or any(len(one) > 1 for one in lists)
         ):
             raise ValueError("decision.rule no-regression judges one ring a tier; name it in rings")
+        if "break-even" in self.measure.purposes and "on" not in self.grid.modes:
+            raise ValueError("purpose break-even is about drafts; modes must hold on")
         longest = self.need_cells(self.grid.tiers[-1])
         if self.session.context != "own" and self.session.context < longest:
             raise ValueError(f"context {self.session.context} is below the need of {longest} cells")

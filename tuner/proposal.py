@@ -9,7 +9,7 @@ import pandas as pd
 
 from strata.models.acquire import propose
 from strata.models.frame import numeric
-from strata.tuner.arms import ORDER, Arm, ArmGrid
+from strata.tuner.arms import DECODE, ORDER, Arm, ArmGrid
 from strata.tuner.record import COLUMNS, TrialRecord, planned
 
 
@@ -25,7 +25,11 @@ class ModelProposal:
 
     def add(self, records: Sequence[TrialRecord]) -> None:
         """Take in the trials of an arm."""
-        self._finished += [record.to_json() for record in records if record.kind == "ok"]
+        self._finished += [
+            record.to_json()
+            for record in records
+            if record.kind == "ok" and record.purpose == DECODE
+        ]
 
     def next(self, known: Mapping[Arm, float | None]) -> Arm:
         """Return the arm to measure next; `known` maps the measured ones to their mean gain."""

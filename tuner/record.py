@@ -16,16 +16,18 @@ from types import NoneType, UnionType
 from typing import Any, Literal
 
 from strata.errors import StoreError
-from strata.tuner.arms import ORDER, PairSpec
+from strata.tuner.arms import DECODE, ORDER, PairSpec
+from strata.tuner.plan import Purpose
 
-SCHEMA = "strata.trial/2"
-LATER_COLUMNS: tuple[str, ...] = ("conditions",)
+SCHEMA = "strata.trial/3"
+LATER_COLUMNS: tuple[str, ...] = ("conditions", "purpose")
 """The columns that records of the first schema do not have."""
 
-_LACKING = {"strata.trial/1": LATER_COLUMNS, SCHEMA: ()}
+_LACKING = {"strata.trial/1": LATER_COLUMNS, "strata.trial/2": ("purpose",), SCHEMA: ()}
 
 Kind = Literal["ok", "out of memory", "crash", "timeout", "wrong output", "unstable", "interrupted"]
 KINDS: tuple[str, ...] = typing.get_args(Kind)
+PURPOSES: tuple[str, ...] = typing.get_args(Purpose)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,8 @@ class TrialRecord:
     """The machine, by `environment.machine_id`: what a pair never leaves."""
     conditions: dict[str, Any] | None = None
     """What the machine was like just after the run, by `strata.tuner.conditions`."""
+    purpose: str = DECODE
+    """What the pair was run for: `strata.tuner.arms` has the words. Earlier runs all decoded."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as plain JSON, its keys in the order of the fields."""
@@ -112,6 +116,9 @@ class TrialRecord:
                 raise StoreError(f"{origin}: key {name!r} cannot be {value[name]!r}")
         if value["kind"] not in KINDS:
             raise StoreError(f"{origin}: kind {value['kind']!r} is none of {', '.join(KINDS)}")
+        if value.get("purpose", DECODE) not in PURPOSES:
+            listed = ", ".join(PURPOSES)
+            raise StoreError(f"{origin}: purpose {value['purpose']!r} is none of {listed}")
         return cls(**value)
 
 
@@ -147,6 +154,7 @@ def _fits(value: object, types: tuple[type, ...]) -> bool:
 
 def planned(spec: PairSpec, position: int) -> dict[str, Any]:
     """Return the columns of a run that its pair already fixes."""
+    side = spec.side(position)
     return {
         "trial_id": spec.trial_id(position),
         "study": spec.study,
@@ -157,9 +165,9 @@ def planned(spec: PairSpec, position: int) -> dict[str, Any]:
         "tier_cells": spec.tier_cells,
         "depth_cells": spec.depth_cells,
         "passage": spec.passage,
-        "mode": spec.mode,
-        "spec": spec.spec,
-        "mtp_window_cells": spec.mtp_window_cells,
+        "mode": side.mode,
+        "spec": side.spec,
+        "mtp_window_cells": side.mtp_window_cells,
         "ring_cells": spec.ring_cells(position),
         "pool_cells": spec.pool_cells(position),
         "select": spec.select,
@@ -168,6 +176,7 @@ def planned(spec: PairSpec, position: int) -> dict[str, Any]:
         "vram_budget_bytes": spec.vram_budget_bytes,
         "context_cells": spec.context_cells,
         "max_new": spec.max_new,
+        "purpose": spec.purpose,
     }
 
 

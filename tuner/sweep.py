@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from strata.errors import StoreError, StrataError
-from strata.tuner.arms import ORDER, Arm, PairSpec
+from strata.tuner.arms import DECODE, ORDER, Arm, PairSpec
 from strata.tuner.pool import Done, Lost, Pool, Refused
 from strata.tuner.record import TrialRecord
 from strata.tuner.runner import failed_records
@@ -215,7 +215,7 @@ def pair_gain(runs: Sequence[TrialRecord]) -> float | None:
     """Return the log ratio of one pair, None unless all of its runs are ok and it was to decode."""
     total = 0.0
     for run in runs:
-        if run.kind != "ok" or not run.rounds_per_s:
+        if run.kind != "ok" or not run.rounds_per_s or run.purpose != DECODE:
             return None
         total += math.log(run.rounds_per_s) * (1 if run.arm == "arm" else -1)
     return total / (len(ORDER) / 2)

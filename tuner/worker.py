@@ -61,7 +61,7 @@ class Engine(Protocol):
         """Return what the machine is like at this moment; runs in a fork, just after a run."""
 
     def open_bench(self, spec: PairSpec, ring_cells: int) -> Bench:
-        """Return a session after its prompt; runs in a fork."""
+        """Return what times one side of a pair; runs in a fork."""
 
 
 def serve(engine: Engine, *, parent: int, isolation: Isolation = "process") -> int:
@@ -224,7 +224,7 @@ def _run_pair(engine: Engine, request: dict[str, Any], emit: Emit, isolation: Is
     """Measure one pair and tell each run as it ends; a foreseen failure is told with its kind."""
     spec = PairSpec.from_json(request["spec"])
     try:
-        for position, outcome in measure_pair(spec, lambda ring: engine.open_bench(spec, ring)):
+        for position, outcome in measure_pair(spec, engine.open_bench):
             if isinstance(outcome, RunResult):
                 found = engine.conditions() | {"isolation": isolation}
                 columns = {**as_columns(outcome), "conditions": found}

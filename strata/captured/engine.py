@@ -120,6 +120,8 @@ class CapturedEngine(Engine):
             self._phases = {}
         self._pages.arm()
         self._board.start(self.kv.committed, token, self.kv.geometry.page_cells)
+        if self.refuse_drafts:
+            self._board.limit.zero_()
         if self._draft is not None:
             assert isinstance(self.drafter, MtpDrafter)
             self._board.accepted.zero_()
@@ -144,7 +146,8 @@ class CapturedEngine(Engine):
         if isinstance(self.drafter, MtpDrafter):
             self.drafter.advance(accepted + 1)
         self._last = drawn[accepted]
-        return Round(drawn[: accepted + 1], min(drafts, limit), accepted)
+        drafted = drafts if self.refuse_drafts else min(drafts, limit)
+        return Round(drawn[: accepted + 1], drafted, accepted)
 
     def check_integrity(self) -> None:
         """Assert what must hold of residency between rounds, as the device knows it."""

@@ -51,6 +51,7 @@ app = typer.Typer(
 app.command("replay")(tune_study.replay)
 app.command("verdict")(tune_study.verdict)
 app.command("compare")(tune_study.compare)
+app.command("costs")(tune_study.costs)
 app.command("import")(tune_move.import_)
 app.command("export")(tune_move.export)
 app.command("doctor")(tune_move.doctor)

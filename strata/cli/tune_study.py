@@ -100,3 +100,26 @@ def compare(
     say(view.regression_line(places, found.rule))
     if not found.one_machine:
         note("A and B were not measured by one machine, so the change may be the machine's")
+
+
+@fail_cleanly()
+def costs(study: StudyArgument, db: DatabaseOption = DATABASE) -> None:
+    """Print what drafting costs and gives on each ring, and what prompts take.
+
+    For studies whose plan asks for pairs of purpose break-even or prefill.
+    """
+    from strata.cli import cost_view as view
+
+    with needs_extra("strata tune costs"):
+        from strata.tuner.costs import draft_prices, prompt_times
+        from strata.tuner.store import open_database
+    with open_database(db, must_exist=True) as store:
+        record = store.study(study)
+        times = prompt_times(store, record)
+        priced = "break-even" in record.read_plan().measure.purposes
+        prices = draft_prices(store, record) if priced or not times else []
+    say(f"study {record.study} ({record.name}), default ring {record.default_ring_cells} cells")
+    if prices:
+        show_table(view.prices_table(prices))
+    if times:
+        show_table(view.prompts_table(times))

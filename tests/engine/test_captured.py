@@ -58,6 +58,25 @@ SELECTED = {"selection": Selection(cells=96), "resident_cells": 192}
 TIGHT = {"selection": Selection(cells=96), "resident_cells": 1, "victims": "lrfu"}
 SHALLOW = {"selection": Selection(cells=352), "resident_cells": 0}
 """A selection that the depth grows past within the run."""
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_refused_drafts_are_made_verified_and_given_back(
+    model: LanguageModel, captured: bool
+) -> None:
+    plain = open_session(model, captured=captured, **SMALL)
+    want = plain.generate(SamplingParams(max_new=NEW, ignore_eos=True))
+    session = open_session(model, captured=captured, drafts=3, **SMALL)
+    session.engine.refuse_drafts = True
+    for _ in range(2):
+        done = session.generate(SamplingParams(max_new=NEW, ignore_eos=True))
+        assert done.tokens == want.tokens
+        assert done.rounds == NEW - 1
+        assert (sum(done.accepted), done.drafted[0]) == (0, NEW - 2)
+        session.rewind()
+    session.engine.check_integrity()
+
+
 SAMPLED = {"temperature": 0.9, "top_p": 0.9, "seed": 11}
 
 

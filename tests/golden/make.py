@@ -137,12 +137,14 @@ def write_all(folder: Path) -> None:
 
 
 def fill(store: DuckStore, study: StudyRecord) -> None:
-    """Store every pair of the study."""
+    """Store every pair of the study, and one that its plan does not name, of another purpose."""
     store.add_study(study)
     for arm in study.grid.arms():
         for pair in study.grid.pairs(arm, study=study.study):
             store.add_try(study.study, pair.pair_id, "begun")
             store.add_trials(runs(pair))
+    price = replace(pair, purpose="break-even", default_ring_cells=pair.arm_ring_cells)
+    store.add_trials(runs(price))
 
 
 def new(path: Path, content: bytes) -> None:

@@ -17,6 +17,7 @@ from strata.policy.schema import check_schema
 from strata.policy.table_document import to_document
 from strata.policy.table_file import load_table, read_document
 from strata.tuner.conclude import conclude
+from strata.tuner.record import COLUMNS
 from strata.tuner.report import summarise
 from strata.tuner.store import MemoryStore, export_jsonl, import_study
 from strata.tuner.store.duck import DuckStore
@@ -82,6 +83,25 @@ def test_the_second_schema_adds_conditions_and_tries(tmp_path: Path, store: Duck
     }  # fmt: skip
     changes = {"record": "strata.trial/1", "conditions": None}
     assert [replace(one, **changes) for one in trials] == older
+
+
+def test_the_third_schema_adds_what_a_pair_was_run_for(tmp_path: Path, store: DuckStore) -> None:
+    with store:
+        older = store.trials(STUDY)
+        assert {one.purpose for one in older} == {"decode"}
+    lines = MemoryStore()
+    study, *_ = import_study(lines, unpacked("trials-3.jsonl.xz", tmp_path))
+    newer = DuckStore(unpacked("store-3.duckdb.xz", tmp_path), must_exist=True)
+    with newer:
+        trials = newer.trials(study.study)
+        assert len(newer.frame(study.study)) == len(older) == 32
+    assert lines.trials(study.study) == trials
+    assert {one.record for one in trials} == {"strata.trial/3"}
+    named = {"record", "trial_id", "pair_id", "study", "conditions"}
+    for one, before in zip(trials, older, strict=False):
+        assert all(getattr(one, key) == getattr(before, key) for key in COLUMNS if key not in named)
+    price = [(one.mode, one.spec, one.ring_cells) for one in trials if one.purpose == "break-even"]
+    assert price == [("off", 0, 64), ("on", 1, 64), ("on", 1, 64), ("off", 0, 64)]
 
 
 def test_the_study_is_still_judged_as_it_was(store: DuckStore) -> None:

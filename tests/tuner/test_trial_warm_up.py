@@ -9,14 +9,14 @@ from strata.captured import CapturedEngine
 from strata.lm import LanguageModel
 from strata.tuner.arms import PairSpec
 from strata.tuner.plan import WARM_UP_TOKENS
-from strata.tuner.trial import SessionBench
+from strata.tuner.session_bench import SessionBench, park_prompt
 
 
 @pytest.mark.parametrize("drafts", [0, 1, 3, 7])
 def test_no_round_is_captured_while_a_run_is_timed(
     tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch, drafts: int
 ) -> None:
-    monkeypatch.setattr(strata.session, "_engine_class", lambda *_: CapturedEngine)
+    monkeypatch.setattr(strata.session, "Engine", CapturedEngine)
     spec = PairSpec(
         study="",
         split="search",
@@ -37,7 +37,7 @@ def test_no_round_is_captured_while_a_run_is_timed(
         warm_up=WARM_UP_TOKENS,
         min_decode_s=None,
     )
-    bench = SessionBench(tiny, spec, 64)
+    bench = SessionBench(tiny, spec, 64, park_prompt(tiny, spec))
     bench.warm_up(WARM_UP_TOKENS)
     engine = bench._session.engine
     assert isinstance(engine, CapturedEngine)

@@ -14,10 +14,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, get_args
 
 from strata.errors import StoreError
+from strata.tuner.arms import DECODE
 from strata.tuner.record import COLUMNS, TrialRecord
 from strata.tuner.study import StudyRecord
 
@@ -73,11 +75,11 @@ class TrialStore(ABC):
         state = "several studies match" if found else "no study matches"
         raise StoreError(f"{state} {key!r}; there are: {listed}")
 
-    def frame(self, study: str) -> pd.DataFrame:
-        """Return the trials of a study as a frame with the columns of the trial record."""
+    def frame(self, study: str, *, purpose: str = DECODE) -> pd.DataFrame:
+        """Return a study's trials of one purpose as a frame with the columns of the record."""
         import pandas as pd
 
-        rows = [record.to_json() for record in self.trials(study)]
+        rows = [asdict(record) for record in self.trials(study) if record.purpose == purpose]
         return pd.DataFrame(rows, columns=list(COLUMNS))
 
     def __enter__(self) -> Self:

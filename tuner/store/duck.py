@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,7 @@ class DuckStore(TrialStore):
             ).fetchall()
         check_new(records, studies=self._study_keys(), known={row[0] for row in found})
         with self._transaction():
-            self._insert("trials", tuple(COLUMNS), [asdict(record) for record in records])
+            self._insert("trials", tuple(COLUMNS), [record.to_json() for record in records])
 
     def studies(self) -> list[StudyRecord]:
         """Return every study, oldest first."""
@@ -219,9 +219,9 @@ class DuckStore(TrialStore):
         next_ordinal = f"(SELECT coalesce(max(ordinal), 0) + 1 FROM {table})"
         for row in rows:
             values = [
-                json.dumps(row[name]) if name in _JSON_COLUMNS and row[name] is not None
-                else row[name]
+                json.dumps(value) if name in _JSON_COLUMNS and value is not None else value
                 for name in columns
+                for value in [row.get(name)]
             ]  # fmt: skip
             self._db.execute(
                 f"INSERT INTO {table} (ordinal, {names}) VALUES ({next_ordinal}, {marks})", values

@@ -62,7 +62,13 @@ CREATE TABLE tries (
 );
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _SECOND)
+_THIRD = """
+DROP INDEX trials_by_study;
+ALTER TABLE trials ADD COLUMN purpose VARCHAR;
+CREATE INDEX trials_by_study ON trials (study);
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _SECOND, _THIRD)
 VERSION = len(MIGRATIONS)
 
 
@@ -74,6 +80,7 @@ def expected_columns() -> dict[str, dict[str, tuple[str, bool]]]:
     trials = {
         name: (SQL_TYPES[_stored(types)], is_nullable(types)) for name, types in COLUMNS.items()
     }
+    trials["purpose"] = ("VARCHAR", True)  # earlier rows have none
     studies = {field.name: ("VARCHAR", False) for field in dataclasses.fields(StudyRecord)}
     studies["engine_commit"] = ("VARCHAR", True)
     studies["default_ring_cells"] = ("BIGINT", False)
