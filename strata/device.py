@@ -26,6 +26,9 @@ MAX_THREADS = 1_024
 
 def resolve_device(name: str) -> torch.device:
     """Return the device that `auto`, `cpu`, `cuda` or `cuda:N` names; raise UsageError else."""
+    # cuBLAS would take 32 MiB of a GPU for itself, which no budget knows of; what multiplies large
+    # matrices here are kernels.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -7,13 +7,19 @@ dimension, E experts a layer, I expert width, F dense width of the MTP layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 
 from strata.lm.checkpoint import Checkpoint
 from strata.lm.config import LMConfig
 from strata.lm.linear import Linear
+
+BLOCK_ALIGNMENT = 256
+BLOCK_STEP = 2 << 20
+"""Bytes that a GPU's driver maps at a time."""
+SMALL_BLOCK, LARGE_BLOCK = 1 << 20, 10 << 20
+"""Between them PyTorch's allocator takes 20 MiB for any size; at ten MiB it begins to be exact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +64,8 @@ class Weights:
 
         A tied head that is packed for the CPU is a copy of the embedding and counts as one.
         """
-        total, seen = 0, set()
-        for part in _leaves(self):
-            block = _block(part)
-            if part is not self.experts and block not in seen:
-                total += part.nbytes
-            seen.add(block)
-        return total
+        parts = (part for part in _leaves(self) if part is not self.experts)
+        return sum({_block(part): _block_bytes(part) for part in parts}.values())
 
 
 def _leaves(part: object) -> Iterator[torch.Tensor | Linear]:
@@ -86,6 +87,51 @@ def _block(part: torch.Tensor | Linear) -> int:
     return part.untyped_storage().data_ptr()
 
 
+def _block_bytes(part: torch.Tensor | Linear) -> int:
+    """Return the bytes of that memory."""
+    if isinstance(part, Linear):
+        return part.nbytes if part.packed else _block_bytes(part.weight)
+    return part.untyped_storage().nbytes()
+
+
+def _in_one_block(weights: Weights, device: torch.device) -> Weights:
+    """Return `weights` on `device` in a block of their own; routed experts stay where they are.
+
+    A GPU's allocator takes 20 MiB for a tensor of one to ten MiB, and whole pages of 2 MiB for
+    larger ones, so a block of its own is the one way to know what the driver will have given.
+    """
+    places: dict[int, int] = {}
+    end = 0
+    for part in _leaves(weights):
+        if part is not weights.experts and _block(part) not in places:
+            places[_block(part)] = end
+            end += -(-_block_bytes(part) // BLOCK_ALIGNMENT) * BLOCK_ALIGNMENT
+    size = end if end <= SMALL_BLOCK else max(end, LARGE_BLOCK)
+    block = torch.zeros(-(-size // BLOCK_STEP) * BLOCK_STEP, dtype=torch.uint8, device=device)
+
+    def move(part: object) -> object:
+        if isinstance(part, Linear):
+            return Linear(move(part.weight))  # type: ignore[arg-type]
+        if isinstance(part, torch.Tensor):
+            start, source = places[_block(part)], part.untyped_storage()
+            target = block[start : start + source.nbytes()]
+            flat = torch.empty(0, dtype=torch.uint8).set_(source)
+            target.copy_(flat)
+            at = start // part.element_size() + part.storage_offset()
+            return block.view(part.dtype).as_strided(part.shape, part.stride(), at)
+        if isinstance(part, tuple):
+            return tuple(move(inner) for inner in part)
+        if part is None:
+            return None
+        inner = {field.name: getattr(part, field.name) for field in fields(part)}  # type: ignore[arg-type]
+        kept = {"experts"} if part is weights else set()
+        return replace(  # type: ignore[type-var]
+            part, **{name: move(value) for name, value in inner.items() if name not in kept}
+        )
+
+    return move(weights)  # type: ignore[return-value]
+
+
 def load_weights(
     checkpoint: Checkpoint, config: LMConfig, *, device: torch.device, dtype: torch.dtype
 ) -> Weights:
@@ -93,7 +139,7 @@ def load_weights(
     c = config
 
     def take(name: str, *shape: int) -> torch.Tensor:
-        return checkpoint.take(name, *shape).to(device=device, dtype=dtype)
+        return checkpoint.take(name, *shape).to(dtype)
 
     def attention(prefix: str) -> AttentionWeights:
         q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
@@ -144,7 +190,7 @@ def load_weights(
         experts=experts,
     )
     checkpoint.refuse_rest(*(() if c.mtp_layers else ("mtp.",)), *(("lm_head.",) if c.tied else ()))
-    return weights
+    return weights if device.type == "cpu" else _in_one_block(weights, device)
 
 
 def _load_mtp(
