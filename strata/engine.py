@@ -56,6 +56,7 @@ class Engine:
         self.refuse_drafts = False
         """Whether drafts are made and verified and all refused; the tuner prices drafting so."""
         self._last: int | None = None
+        self._begun: tuple[Sampler, int, float] | None = None
         self._prompt_hidden: torch.Tensor | None = None
         self._prompt_queries = torch.empty(0)
         self._prompt_cells = 0
@@ -185,10 +186,21 @@ class Engine:
 
     # -- decode ---------------------------------------------------------------------------
 
-    @torch.inference_mode()
     def round(self, sampler: Sampler, drafts: int, min_p: float = 0.0) -> Round:
         """Draft at most `drafts` tokens, verify them in one forward, commit what held."""
+        self.launch(sampler, drafts, min_p)
+        return self.collect()
+
+    def launch(self, sampler: Sampler, drafts: int, min_p: float) -> None:
+        """Begin the round that `collect` returns; a GPU works on it meanwhile."""
+        self._begun = (sampler, drafts, min_p)
+
+    @torch.inference_mode()
+    def collect(self) -> Round:
+        """Return the round that was begun, ended."""
         assert self._last is not None, "round follows first_token"
+        assert self._begun is not None, "collect follows launch"
+        (sampler, drafts, min_p), self._begun = self._begun, None
         proposed = self.drafter.propose(drafts, sampler.pick_draft, min_p)
         base = self.kv.committed
         rows = torch.tensor([self._last, *proposed], device=self.model.device)

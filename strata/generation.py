@@ -111,6 +111,8 @@ class Collector:
         self._eos_ids = () if params.ignore_eos else tokenizer.eos_ids
         self._stream = TextStream(tokenizer)
         self._matcher = StopMatcher(params.stop)
+        self._ends_by_text = bool(params.stop)
+        self._waiting: list[int] = []
         self._on_text = on_text
 
     @property
@@ -119,7 +121,10 @@ class Collector:
         return self._max_new - len(self.out.tokens)
 
     def take(self, tokens: list[int]) -> bool:
-        """Take what one round gave, all of it arriving now; return whether more may come."""
+        """Take what one round gave, all of it arriving now; return whether more may come.
+
+        The text of these tokens waits for `catch_up`, unless it may end the generation.
+        """
         now = time.perf_counter()
         for token in tokens[: self.room]:
             self.out.tokens.append(token)
@@ -127,14 +132,23 @@ class Collector:
             if token in self._eos_ids:
                 self.out.stopped = "eos"
                 return False
-            self._show(self._matcher.push(self._stream.push([token])))
-            if self._matcher.hit:
-                self.out.stopped = "stop"
+            self._waiting.append(token)
+            if self._ends_by_text and not self.catch_up():
                 return False
         return self.room > 0
 
+    def catch_up(self) -> bool:
+        """Show the text of the tokens that wait; return whether none of it ends the generation."""
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            self._show(self._matcher.push(self._stream.push(waiting)))
+        if self._matcher.hit:
+            self.out.stopped = "stop"
+        return not self._matcher.hit
+
     def finish(self) -> None:
         """Show the text that was held back, now that nothing follows."""
+        self.catch_up()
         if not self._matcher.hit:
             self._show(self._matcher.push(self._stream.finish()) + self._matcher.finish())
 

@@ -148,7 +148,9 @@ class Session:
             while going:
                 # A round gives one token more than it drafts.
                 drafts = min(count.next(), collector.room - 1)
-                done = engine.round(sampler, drafts, self._min_p)
+                engine.launch(sampler, drafts, self._min_p)
+                collector.catch_up()  # while a GPU is at the round
+                done = engine.collect()
                 count.learn(done.drafted, done.accepted)
                 out.note_round(done.drafted, done.accepted)
                 going = collector.take(done.tokens)

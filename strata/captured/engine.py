@@ -60,7 +60,13 @@ class CapturedEngine(Engine):
         self._draft = DraftLayer(model, drafter) if isinstance(drafter, MtpDrafter) else None
         self._draw: TokenDraw | None = None
         self._phases: dict[tuple[object, ...], Phase] = {}
+        self._launched = (0, False)
         self._pool = torch.cuda.graph_pool_handle() if self._capture else None
+
+    def _round_rows(self, drafts: int, min_p: float, every_page: bool) -> None:
+        if drafts:
+            self._draft_rows(drafts, min_p)
+        self._verify_rows(drafts + 1, every_page)
 
     def _verify_rows(self, rows: int, every_page: bool) -> None:
         board, page_cells = self._board, self.kv.geometry.page_cells
@@ -129,19 +135,22 @@ class CapturedEngine(Engine):
         return token
 
     @torch.inference_mode()
-    def round(self, sampler: Sampler, drafts: int, min_p: float = 0.0) -> Round:
-        """Launch draft and verify, then read what was accepted."""
-        rows = drafts + 1
-        every_page = self._pages.before(rows)
-        if drafts:
-            self._phase(self._draft_rows, drafts, min_p).run()
-        self._phase(self._verify_rows, rows, every_page).run()
+    def launch(self, sampler: Sampler, drafts: int, min_p: float) -> None:
+        """Launch draft and verify behind one another."""
+        every_page = self._pages.before(drafts + 1)
+        self._phase(self._round_rows, drafts, min_p, every_page).run()
         self.forwards += 1
+        self._launched = (drafts, every_page)
+
+    @torch.inference_mode()
+    def collect(self) -> Round:
+        """Wait for the round, and read what was accepted: the only thing that the host reads."""
+        drafts, every_page = self._launched
+        rows, config = drafts + 1, self.model.config
         if self.model.device.type == "cuda":
             torch.cuda.current_stream(self.model.device).synchronize()
         *drawn, accepted, limit = self._board.result.tolist()
         self._pages.after(rows, accepted + 1, every_page=every_page)
-        config = self.model.config
         self._phase_experts.after(rows * config.experts_per_token * config.layers)
         if isinstance(self.drafter, MtpDrafter):
             self.drafter.advance(accepted + 1)

@@ -16,7 +16,7 @@ from strata.config import MAX_ROWS
 from strata.kernels.accept import Board
 from strata.kernels.embed import embed_rows
 from strata.kernels.experts import Settled, part_count
-from strata.kernels.out_proj import Router, project_out
+from strata.kernels.out_proj import Router, chunk_count, project_out
 from strata.kernels.qkv import project_cells
 from strata.lm.model import LanguageModel
 
@@ -28,7 +28,7 @@ class Rows:
     residual: torch.Tensor  # [W, H]
     normed: torch.Tensor  # [W, H]
     q: torch.Tensor  # [W, Q, D]
-    out_parts: torch.Tensor  # [W, Q, H], float32
+    out_parts: torch.Tensor  # [W, Q * chunks, H], float32
     parts: torch.Tensor  # [W, k, chunks, H], float32
     counter: torch.Tensor  # [W], int32
 
@@ -37,11 +37,12 @@ class Rows:
         """Return rows that `experts` experts of `width` inner values serve each."""
         c, device, dtype = model.config, model.device, model.dtype
         parts = (MAX_ROWS, experts, part_count(width), c.hidden)
+        out_parts = (MAX_ROWS, c.heads * chunk_count(c.head_dim), c.hidden)
         return cls(
             residual=torch.zeros(MAX_ROWS, c.hidden, dtype=dtype, device=device),
             normed=torch.zeros(MAX_ROWS, c.hidden, dtype=dtype, device=device),
             q=torch.zeros(MAX_ROWS, c.heads, c.head_dim, dtype=dtype, device=device),
-            out_parts=torch.zeros(MAX_ROWS, c.heads, c.hidden, device=device),
+            out_parts=torch.zeros(out_parts, device=device),
             parts=torch.zeros(parts, device=device),
             counter=torch.zeros(MAX_ROWS, dtype=torch.int32, device=device),
         )

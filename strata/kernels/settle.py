@@ -27,42 +27,38 @@ def arrive_last(counter_ptr, expected):
 
 
 @triton.jit
-def norm_row(x, h, gain_ptr, eps, HIDDEN: tl.constexpr):
+def load_row(at, h, HIDDEN: tl.constexpr):
+    """Return the row of HIDDEN values that begins `at` in float32, zeros behind it."""
+    return tl.load(at + h, mask=h < HIDDEN, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def norm_row(x, gain, eps, HIDDEN: tl.constexpr):
     """Return the root-mean-square normed float32 row `x`, whose places past HIDDEN are zero."""
-    gain = tl.load(gain_ptr + h, mask=h < HIDDEN, other=0.0).to(tl.float32)
     return x * tl.rsqrt(tl.sum(x * x, 0) / HIDDEN + eps) * gain
 
 
 @triton.jit
 def settle_row(
-    residual_ptr,
+    x,
+    gain,
     parts_ptr,
-    gain_ptr,
+    residual_ptr,
     normed_ptr,
-    row_from,
-    row,
+    h,
     eps,
     PARTS: tl.constexpr,
     HIDDEN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    KEEP: tl.constexpr,
 ):
-    """Return a row's normed sum of residual `row_from` and PARTS parts, stored as `row`.
+    """Store `x` plus the row's PARTS parts as its residual, and the norm of that.
 
-    Both the sum, which is the next residual where it is to KEEP, and the normed row are rounded to
-    the model's type.
+    Pointers are the row's. Both are rounded to the model's type.
     """
-    h = tl.arange(0, BLOCK)
     inside = h < HIDDEN
-    at = residual_ptr + row_from * HIDDEN + h
-    total = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     for part in tl.static_range(PARTS):
-        at = parts_ptr + (row * PARTS + part) * HIDDEN + h
-        total += tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
-    rounded = total.to(residual_ptr.dtype.element_ty)
-    if KEEP:
-        tl.store(residual_ptr + row * HIDDEN + h, rounded, mask=inside)
-    normed = norm_row(rounded.to(tl.float32), h, gain_ptr, eps, HIDDEN)
-    normed = normed.to(normed_ptr.dtype.element_ty)
-    tl.store(normed_ptr + row * HIDDEN + h, normed, mask=inside)
-    return normed
+        at = parts_ptr + part * HIDDEN + h
+        x += tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
+    rounded = x.to(residual_ptr.dtype.element_ty)
+    tl.store(residual_ptr + h, rounded, mask=inside)
+    normed = norm_row(rounded.to(tl.float32), gain, eps, HIDDEN)
+    tl.store(normed_ptr + h, normed.to(normed_ptr.dtype.element_ty), mask=inside)

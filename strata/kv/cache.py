@@ -96,9 +96,22 @@ class KvCache:
         g = self.geometry
         last_page = (cells - 1) // g.page_cells
         assert last_page < g.pages, "window past the session's max context"
+        if self.born_pages <= last_page and g.slots >= g.pages:
+            self._bear_rest()
         for page in range(self.born_pages, last_page + 1):
             self._bear(page)
         return last_page
+
+    def _bear_rest(self) -> None:
+        """Give every page to come its slot at once: there is one for each."""
+        g = self.geometry
+        self.residency.admit_rest(self.born_pages)
+        if self.bounds is not None:
+            rest = self.bounds[:, :, self.born_pages :]
+            rest[..., : g.head_dim] = -torch.inf
+            rest[..., g.head_dim :] = torch.inf
+        self.born_pages = g.pages
+        self._planned_pages = 0
 
     def advance(self, rows: int, committed: int) -> None:
         """Count a dense window of `rows` rows that was read without `attend`, and commit some."""
@@ -120,7 +133,8 @@ class KvCache:
     def _plan_dense(self, pages: int) -> None:
         """Find where the first `pages` pages lie, unless nothing has moved since."""
         if self._planned_pages != pages:
-            self._planned_in_place = self._reader.plan_dense(pages)
+            moved = self._planned_pages == 0
+            self._planned_in_place = self._reader.plan_dense(pages, moved=moved)
             self._planned_pages = pages
 
     def _count_dense(self, layer: int) -> None:

@@ -84,6 +84,15 @@ class Residency:
         slot = torch.where(evictable, owner, -2).argmax(0, keepdim=True)
         self._assign(layer, pages, slot)
 
+    def admit_rest(self, first: int) -> None:
+        """Give the newborn pages from `first` to the last theirs, one slot each, in every layer."""
+        layers, pages = self.table.shape
+        assert self.filled == [first] * layers, "every page so far has a slot"
+        rest = torch.arange(first, pages, dtype=self.table.dtype, device=self.table.device)
+        self.table[:, first:] = rest
+        self.owner[:, first:pages] = rest
+        self.filled = [pages] * layers
+
     def seed(self, layer: int, pages: torch.Tensor) -> Admission:
         """Fill an empty layer with `pages`, at most as many as there are slots."""
         assert self.filled[layer] == 0, "seed fills an empty layer"

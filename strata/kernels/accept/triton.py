@@ -8,6 +8,7 @@ import triton.language as tl
 from strata.config import MAX_ROWS
 from strata.kernels.accept.board import Board
 from strata.kernels.device import on_device_of
+from strata.kernels.overlap import let_next_begin, overlapped, wait_for_previous
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -25,7 +26,10 @@ def _accept(
     rows,
     PAGE_CELLS: tl.constexpr,
     ROWS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    let_next_begin(OVERLAP)
+    wait_for_previous(OVERLAP)
     i = tl.arange(0, ROWS)
     drafted = i < rows - 1
     target = tl.load(targets_ptr + i, mask=i < rows, other=0)
@@ -65,4 +69,5 @@ def accept(board: Board, *, rows: int, page_cells: int) -> None:
             PAGE_CELLS=page_cells,
             ROWS=MAX_ROWS,
             num_warps=1,
+            **overlapped(board.positions),
         )

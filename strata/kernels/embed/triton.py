@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 
 from strata.kernels.device import on_device_of
-from strata.kernels.settle import arrive_last, norm_row
+from strata.kernels.overlap import let_next_begin, overlapped, wait_for_previous
+from strata.kernels.settle import arrive_last, load_row, norm_row
 
 BLOCK_OUT = 16
 """Joined values that one program computes."""
@@ -26,22 +27,19 @@ def _embed(
     eps,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, BLOCK)
     inside = h < HIDDEN
+    let_next_begin(OVERLAP)
+    gain = load_row(gain_ptr, h, HIDDEN)
+    wait_for_previous(OVERLAP)
     token = tl.load(tokens_ptr + row)
     x = tl.load(embedding_ptr + token * HIDDEN + h, mask=inside, other=0.0)
     tl.store(residual_ptr + row * HIDDEN + h, x, mask=inside)
-    normed = norm_row(x.to(tl.float32), h, gain_ptr, eps, HIDDEN)
-    tl.store(normed_ptr + row * HIDDEN + h, normed.to(normed_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _scale(at, h, eps, HIDDEN: tl.constexpr):
-    """Return the reciprocal root mean square of the row that begins `at`."""
-    x = tl.load(at + h, mask=h < HIDDEN, other=0.0).to(tl.float32)
-    return tl.rsqrt(tl.sum(x * x, 0) / HIDDEN + eps)
+    normed = norm_row(x.to(tl.float32), gain, eps, HIDDEN).to(normed_ptr.dtype.element_ty)
+    tl.store(normed_ptr + row * HIDDEN + h, normed, mask=inside)
 
 
 @triton.jit(do_not_specialize_on_alignment=["tokens_ptr"])
@@ -61,35 +59,38 @@ def _join(
     BLOCK: tl.constexpr,
     BLOCK_HIDDEN: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Write BLOCK_OUT joined values of one row; the last program of the row norms it."""
     row = tl.program_id(1).to(tl.int64)
     o = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     kind = residual_ptr.dtype.element_ty
     every = tl.arange(0, BLOCK)
+    let_next_begin(OVERLAP)
+    gain = load_row(gain_ptr, every, HIDDEN)
+    wait_for_previous(OVERLAP)
     e_at = embedding_ptr + tl.load(tokens_ptr + row) * HIDDEN
     x_at = hidden_ptr + row * HIDDEN
-    e_scale = _scale(e_at, every, eps, HIDDEN)
-    x_scale = _scale(x_at, every, eps, HIDDEN)
+    e = load_row(e_at, every, HIDDEN)
+    x = load_row(x_at, every, HIDDEN)
+    e_scale = tl.rsqrt(tl.sum(e * e, 0) / HIDDEN + eps)
+    x_scale = tl.rsqrt(tl.sum(x * x, 0) / HIDDEN + eps)
     total = tl.zeros((BLOCK_OUT,), tl.float32)
-    for start in range(0, HIDDEN, BLOCK_HIDDEN):
+    for start in tl.static_range(0, HIDDEN, BLOCK_HIDDEN):
         h = start + tl.arange(0, BLOCK_HIDDEN)
-        inside = h < HIDDEN
-        mask = (o < HIDDEN)[:, None] & inside[None, :]
+        mask = (o < HIDDEN)[:, None] & (h < HIDDEN)[None, :]
         at = weight_ptr + o[:, None] * (2 * HIDDEN) + h[None, :]
-        e = tl.load(e_at + h, mask=inside, other=0.0).to(tl.float32) * e_scale
-        e *= tl.load(embedding_gain_ptr + h, mask=inside, other=0.0).to(tl.float32)
-        x = tl.load(x_at + h, mask=inside, other=0.0).to(tl.float32) * x_scale
-        x *= tl.load(hidden_gain_ptr + h, mask=inside, other=0.0).to(tl.float32)
         w_e = tl.load(at, mask=mask, other=0.0).to(tl.float32)
         w_x = tl.load(at + HIDDEN, mask=mask, other=0.0).to(tl.float32)
+        e = load_row(e_at, h, HIDDEN) * e_scale * load_row(embedding_gain_ptr, h, HIDDEN)
+        x = load_row(x_at, h, HIDDEN) * x_scale * load_row(hidden_gain_ptr, h, HIDDEN)
         both = w_e * e.to(kind).to(tl.float32)[None, :] + w_x * x.to(kind).to(tl.float32)[None, :]
         total += tl.sum(both, 1)
     tl.store(residual_ptr + row * HIDDEN + o, total.to(kind), mask=o < HIDDEN)
     if arrive_last(counter_ptr + row, tl.num_programs(0)):
         at = residual_ptr + row * HIDDEN + every
-        x = tl.load(at, mask=every < HIDDEN, other=0.0, cache_modifier=".cg").to(tl.float32)
-        normed = norm_row(x, every, gain_ptr, eps, HIDDEN).to(kind)
+        joined = tl.load(at, mask=every < HIDDEN, other=0.0, cache_modifier=".cg").to(tl.float32)
+        normed = norm_row(joined, gain, eps, HIDDEN).to(kind)
         tl.store(normed_ptr + row * HIDDEN + every, normed, mask=every < HIDDEN)
 
 
@@ -115,6 +116,7 @@ def embed_rows(
             HIDDEN=hidden,
             BLOCK=triton.next_power_of_2(hidden),
             num_warps=4,
+            **overlapped(embedding),
         )
 
 
@@ -149,4 +151,5 @@ def join_rows(
             BLOCK_HIDDEN=min(block, 256),
             BLOCK_OUT=BLOCK_OUT,
             num_warps=4,
+            **overlapped(embedding),
         )

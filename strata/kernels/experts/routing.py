@@ -26,32 +26,48 @@ def choose_experts(
     that type is; without, x holds logits.
     """
     e = tl.arange(0, BLOCK)
-    inside = e < experts
     if PROJECT:
         logits = tl.zeros((BLOCK,), tl.float32)
         for start in range(0, hidden, BLOCK_HIDDEN):
             h = start + tl.arange(0, BLOCK_HIDDEN)
             x = tl.load(x_ptr + h, mask=h < hidden, other=0.0).to(tl.float32)
-            mask = inside[:, None] & (h < hidden)[None, :]
+            mask = (e < experts)[:, None] & (h < hidden)[None, :]
             w = tl.load(router_ptr + e[:, None] * hidden + h[None, :], mask=mask, other=0.0)
             logits += tl.sum(w.to(tl.float32) * x[None, :], 1)
         logits = logits.to(x_ptr.dtype.element_ty).to(tl.float32)
-        logits = tl.where(inside, logits, float("-inf"))
     else:
-        logits = tl.load(x_ptr + e, mask=inside, other=float("-inf")).to(tl.float32)
+        logits = tl.load(x_ptr + e, mask=e < experts, other=0.0).to(tl.float32)
+    rank_experts(logits, e, ids_ptr, weights_ptr, experts, COUNT, NORMALISE, BLOCK)
+
+
+@triton.jit
+def rank_experts(
+    logits,
+    e,
+    ids_ptr,
+    weights_ptr,
+    experts,
+    COUNT: tl.constexpr,
+    NORMALISE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write the COUNT best of `logits` [BLOCK], numbered `e`, with their weights.
+
+    An expert's place is how many are better. All of them at once is one reduction; one after
+    another would be two each, and a reduction over warps is what costs here.
+    """
+    inside = e < experts
+    logits = tl.where(inside, logits, float("-inf"))
     share = tl.exp(logits - tl.max(logits, 0))
-    share = share / tl.sum(share, 0)
-    left = tl.where(inside, share, -1.0)
-    place = tl.full((BLOCK,), -1, tl.int32)
-    total = 0.0
-    for j in tl.static_range(COUNT):
-        best = tl.max(left, 0)
-        chosen = tl.min(tl.where(left == best, e, BLOCK), 0)
-        place = tl.where(e == chosen, j, place)
-        left = tl.where(e == chosen, -1.0, left)
-        total += best
+    if not NORMALISE:
+        share = share / tl.sum(share, 0)
+    share = tl.where(inside, share, -1.0)
+    theirs = share[None, :]
+    mine = share[:, None]
+    better = (theirs > mine) | ((theirs == mine) & (e[None, :] < e[:, None]))
+    place = tl.sum(better.to(tl.int32), 1)
+    chosen = inside & (place < COUNT)
     if NORMALISE:
-        share = share / total
-    tl.store(ids_ptr + place, e.to(ids_ptr.dtype.element_ty), mask=place >= 0)
-    weights = share.to(weights_ptr.dtype.element_ty)
-    tl.store(weights_ptr + place, weights, mask=place >= 0)
+        share = share / tl.sum(tl.where(chosen, share, 0.0), 0)
+    tl.store(ids_ptr + place, e.to(ids_ptr.dtype.element_ty), mask=chosen)
+    tl.store(weights_ptr + place, share.to(weights_ptr.dtype.element_ty), mask=chosen)

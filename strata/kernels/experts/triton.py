@@ -13,7 +13,11 @@ import triton.language as tl
 from strata.kernels.device import on_device_of
 from strata.kernels.experts import block_width, part_count
 from strata.kernels.experts.routing import choose_experts
-from strata.kernels.settle import arrive_last, settle_row
+from strata.kernels.overlap import let_next_begin, overlapped, wait_for_previous
+from strata.kernels.settle import arrive_last, load_row, settle_row
+
+
+NUM_WARPS = 4
 
 
 @triton.jit
@@ -93,6 +97,7 @@ def _product(
     BLOCK_WIDTH: tl.constexpr,
     BLOCK_HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Write what BLOCK_WIDTH of an expert's inner values give one row, in float32.
 
@@ -100,7 +105,13 @@ def _product(
     residual, whose norm is the output, with SETTLE; alone without.
     """
     pair = tl.program_id(0).to(tl.int64)
+    row = pair // COUNT
     chunk = tl.program_id(1)
+    every = tl.arange(0, BLOCK)
+    let_next_begin(OVERLAP)
+    gain = load_row(gain_ptr, every, HIDDEN) if SETTLE else 0.0
+    wait_for_previous(OVERLAP)
+    residual = load_row(residual_ptr + row * HIDDEN, every, HIDDEN) if SETTLE else 0.0
     listed = tl.load(ids_ptr + pair).to(tl.int64)
     if listed >= 0:
         expert = listed + base
@@ -112,42 +123,51 @@ def _product(
         else:
             blob = pool_ptr + expert * size
         i = chunk * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
-        gate = tl.zeros((BLOCK_WIDTH,), tl.float32)
-        up = tl.zeros((BLOCK_WIDTH,), tl.float32)
-        for start in range(0, HIDDEN, BLOCK_HIDDEN):
-            h = start + tl.arange(0, BLOCK_HIDDEN)
-            x_at = x_ptr + (pair // COUNT) * HIDDEN + h
-            x = tl.load(x_at, mask=h < HIDDEN, other=0.0).to(tl.float32)[None, :]
-            mask = (i < WIDTH)[:, None] & (h < HIDDEN)[None, :]
-            at = blob + i[:, None] * HIDDEN + h[None, :]
-            w_gate = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-            w_up = tl.load(at + WIDTH * HIDDEN, mask=mask, other=0.0).to(tl.float32)
-            gate += tl.sum(w_gate * x, 1)
-            up += tl.sum(w_up * x, 1)
+        rows = blob + i[:, None] * HIDDEN
         weight = tl.load(weights_ptr + pair).to(tl.float32)
-        inner = gate * tl.sigmoid(gate) * up * weight
-        for start in range(0, HIDDEN, BLOCK_HIDDEN):
-            h = start + tl.arange(0, BLOCK_HIDDEN)
+        parts = parts_ptr + (pair * CHUNKS + chunk) * HIDDEN
+        if BLOCK_HIDDEN >= HIDDEN:  # every byte of the program is asked for at once
+            h = tl.arange(0, BLOCK_HIDDEN)
             mask = (i < WIDTH)[:, None] & (h < HIDDEN)[None, :]
-            at = blob + (2 * WIDTH + i)[:, None] * HIDDEN + h[None, :]
-            w_down = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-            part = tl.sum(w_down * inner[:, None], 0)
-            tl.store(parts_ptr + (pair * CHUNKS + chunk) * HIDDEN + h, part, mask=h < HIDDEN)
-    row = pair // COUNT
+            w_gate = tl.load(rows + h[None, :], mask=mask, other=0.0)
+            w_up = tl.load(rows + WIDTH * HIDDEN + h[None, :], mask=mask, other=0.0)
+            w_down = tl.load(rows + 2 * WIDTH * HIDDEN + h[None, :], mask=mask, other=0.0)
+            x = load_row(x_ptr + row * HIDDEN, h, HIDDEN)[None, :]
+            gate = tl.sum(w_gate.to(tl.float32) * x, 1)
+            up = tl.sum(w_up.to(tl.float32) * x, 1)
+            inner = gate * tl.sigmoid(gate) * up * weight
+            part = tl.sum(w_down.to(tl.float32) * inner[:, None], 0)
+            tl.store(parts + h, part, mask=h < HIDDEN)
+        else:
+            gate = tl.zeros((BLOCK_WIDTH,), tl.float32)
+            up = tl.zeros((BLOCK_WIDTH,), tl.float32)
+            for start in range(0, HIDDEN, BLOCK_HIDDEN):
+                h = start + tl.arange(0, BLOCK_HIDDEN)
+                mask = (i < WIDTH)[:, None] & (h < HIDDEN)[None, :]
+                x = load_row(x_ptr + row * HIDDEN, h, HIDDEN)[None, :]
+                w_gate = tl.load(rows + h[None, :], mask=mask, other=0.0)
+                w_up = tl.load(rows + WIDTH * HIDDEN + h[None, :], mask=mask, other=0.0)
+                gate += tl.sum(w_gate.to(tl.float32) * x, 1)
+                up += tl.sum(w_up.to(tl.float32) * x, 1)
+            inner = gate * tl.sigmoid(gate) * up * weight
+            for start in range(0, HIDDEN, BLOCK_HIDDEN):
+                h = start + tl.arange(0, BLOCK_HIDDEN)
+                mask = (i < WIDTH)[:, None] & (h < HIDDEN)[None, :]
+                w_down = tl.load(rows + 2 * WIDTH * HIDDEN + h[None, :], mask=mask, other=0.0)
+                part = tl.sum(w_down.to(tl.float32) * inner[:, None], 0)
+                tl.store(parts + h, part, mask=h < HIDDEN)
     if arrive_last(counter_ptr + row, COUNT * CHUNKS):
         if SETTLE:
             settle_row(
-                residual_ptr,
-                parts_ptr,
-                gain_ptr,
-                out_ptr,
-                row,
-                row,
+                residual,
+                gain,
+                parts_ptr + row * (COUNT * CHUNKS * HIDDEN),
+                residual_ptr + row * HIDDEN,
+                out_ptr + row * HIDDEN,
+                every,
                 eps,
                 COUNT * CHUNKS,
                 HIDDEN,
-                BLOCK,
-                True,
             )
         else:
             _sum_parts(parts_ptr, ids_ptr, out_ptr, row, COUNT, CHUNKS, HIDDEN, BLOCK)
@@ -252,6 +272,7 @@ def slot_product(
             BLOCK_WIDTH=inner,
             BLOCK_HIDDEN=max(16, min(block, 4096 // inner)),
             BLOCK=block,
-            num_warps=4,
+            num_warps=NUM_WARPS,
+            **overlapped(x),
         )
     return out

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from strata.kernels.device import on_device_of
 from strata.kernels.head.drawn import Drawn
+from strata.kernels.overlap import let_next_begin, overlapped, wait_for_previous
 
 TILE = 8192
 """Weights that a program holds in registers."""
@@ -50,7 +51,7 @@ def _noise(positions_ptr, seed_ptr, out_ptr, vocab, WORDS: tl.constexpr, BLOCK: 
         tl.store(out_ptr + v, _gumbel(v, position, seed), mask=v < vocab)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["positions_ptr"])
 def _project(
     x_ptr,
     norm_ptr,
@@ -74,8 +75,10 @@ def _project(
     LOGITS: tl.constexpr,
     BLOCK_VOCAB: tl.constexpr,
     BLOCK_HIDDEN: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Write each row's best value in one block of the vocabulary, and its part of the softmax."""
+    let_next_begin(OVERLAP)
     block = tl.program_id(0)
     blocks = tl.num_programs(0)
     v = block * BLOCK_VOCAB + tl.arange(0, BLOCK_VOCAB)
@@ -84,7 +87,9 @@ def _project(
     mask = inside[:, None] & (h < HIDDEN)[None, :]
     at_weight = v.to(tl.int64)[:, None] * HIDDEN + h[None, :]
     weight = tl.load(weight_ptr + at_weight, mask=mask, other=0.0).to(tl.float32)
-    gain = tl.load(norm_ptr + h, mask=h < HIDDEN, other=0.0).to(tl.float32)
+    if NORM:
+        gain = tl.load(norm_ptr + h, mask=h < HIDDEN, other=0.0).to(tl.float32)
+    wait_for_previous(OVERLAP)
     if SAMPLE:
         seed = tl.load(seed_ptr)
         temperature = tl.load(temperature_ptr)
@@ -128,8 +133,11 @@ def _pick(
     shares_ptr,
     blocks,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Write one row's token, the lowest of equal ones, and its share of the softmax."""
+    let_next_begin(OVERLAP)
+    wait_for_previous(OVERLAP)
     row = tl.program_id(0)
     best = tl.full((), float("-inf"), tl.float32)
     raw = best
@@ -216,8 +224,11 @@ def draw(
             BLOCK_VOCAB=_block_vocab(hidden),
             BLOCK_HIDDEN=max(triton.next_power_of_2(hidden), 16),
             num_warps=4,
+            **overlapped(x),
         )
-        _pick[(rows,)](*best, out.tokens, out.shares, blocks, BLOCK=256, num_warps=4)
+        _pick[(rows,)](
+            *best, out.tokens, out.shares, blocks, BLOCK=256, num_warps=4, **overlapped(x)
+        )
     return out
 
 

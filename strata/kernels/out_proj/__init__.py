@@ -15,7 +15,15 @@ from strata.kernels.out_proj import ref
 from strata.kernels.paged_attention import Splits
 from strata.lm.linear import Linear
 
-__all__ = ["Router", "project_out"]
+__all__ = ["Router", "chunk_count", "project_out"]
+
+CHUNK_DIM = 32
+"""Values of a head that one program reduces and projects."""
+
+
+def chunk_count(dim: int) -> int:
+    """Return the programs that share a head of `dim` values, and its parts."""
+    return -(-dim // CHUNK_DIM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +53,8 @@ def project_out(
 
     `out` is [H, Q * D]. With a `router` each row's k best experts are chosen as `experts.route`
     chooses them. With `row` ([1], int64, on the device) there is one row of attention whose
-    residual is that row; the sum is row 0. `parts` [R, Q, H] float32 is scratch, `counter` [R]
-    int32 is zero before and after.
+    residual is that row; the sum is row 0. `parts` [R, Q * `chunk_count`, H] float32 is scratch,
+    `counter` [R] int32 is zero before and after.
     """
     if device.has_kernels(residual):
         from strata.kernels.out_proj import triton

@@ -1,8 +1,8 @@
-"""One program a row and head reduces its splits and projects them; the last adds, norms, routes.
+"""Programs of a row each reduce and project a part of a head; the last adds, norms and routes.
 
 Shapes: R rows, Q query heads, D head dimension, H hidden, E experts, k experts a token, N splits.
-Splits are reduced in fixed lanes and heads are added in their order, so a row's bits depend on
-nothing but the row.
+Lane i of n adds splits i, i + n, ..., then lanes are summed; heads are added in their order. So a
+row's bits depend on nothing but the row.
 """
 
 from __future__ import annotations
@@ -13,26 +13,22 @@ import triton.language as tl
 
 from strata.kernels.device import on_device_of
 from strata.kernels.experts.routing import choose_experts
-from strata.kernels.out_proj import Router
+from strata.kernels.out_proj import Router, chunk_count
+from strata.kernels.overlap import let_next_begin, overlapped, wait_for_previous
 from strata.kernels.paged_attention import Splits
-from strata.kernels.settle import arrive_last, settle_row
+from strata.kernels.settle import arrive_last, load_row, settle_row
 
-LANES = 64
-"""Splits reduced side by side: lane i adds splits i, i + 64, ..., then lanes are summed."""
+LANES = 4096
+"""Values of splits that are reduced side by side."""
+NUM_WARPS = 8
 
 
 @triton.jit
 def _reduce(
-    sums_ptr,
-    tops_ptr,
-    totals_ptr,
-    count,
-    DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    sums_ptr, tops_ptr, totals_ptr, d, count, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     LANES: tl.constexpr,
-):
-    """Return the attention [D] of one query from its first `count` splits."""
-    d = tl.arange(0, BLOCK_D)
+):  # fmt: skip
+    """Return values `d` of the attention of one query from its first `count` splits."""
     lane = tl.arange(0, LANES)
     tops = tl.full([LANES], float("-inf"), tl.float32)
     for start in range(0, count, LANES):
@@ -76,6 +72,7 @@ def _project_out(
     DENSE: tl.constexpr,
     ROW: tl.constexpr,
     HEADS: tl.constexpr,
+    CHUNKS: tl.constexpr,
     DIM: tl.constexpr,
     SPLIT: tl.constexpr,
     HIDDEN: tl.constexpr,
@@ -88,40 +85,54 @@ def _project_out(
     BLOCK: tl.constexpr,
     BLOCK_EXPERTS: tl.constexpr,
     BLOCK_CHUNK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
-    head = tl.program_id(0)
+    part = tl.program_id(0)
+    head = part // CHUNKS
     row = tl.program_id(1).to(tl.int64)
-    query = row * HEADS + head
+    d = part % CHUNKS * BLOCK_D + tl.arange(0, BLOCK_D)
+    h = tl.arange(0, BLOCK)
+    let_next_begin(OVERLAP)
+    gain = load_row(gain_ptr, h, HIDDEN)
+    columns = weight_ptr + head * DIM + d[None, :]
+    whole: tl.constexpr = BLOCK_OUT >= HIDDEN
+    if whole:
+        mask = (h < HIDDEN)[:, None] & (d < DIM)[None, :]
+        w = tl.load(columns + h[:, None] * (HEADS * DIM), mask=mask, other=0.0)
+    wait_for_previous(OVERLAP)
     count = splits
     if DENSE:
         count = tl.minimum(tl.load(positions_ptr + row).to(tl.int32) // SPLIT + 1, splits)
+    row_from = tl.load(row_ptr) if ROW else row
+    x = load_row(residual_ptr + row_from * HIDDEN, h, HIDDEN)
+    query = row * HEADS + head
     tops_ptr = stats_ptr + query * splits
     totals_ptr = tops_ptr + tl.num_programs(1).to(tl.int64) * HEADS * splits
     sums_ptr += query * splits * DIM
-    attended = _reduce(sums_ptr, tops_ptr, totals_ptr, count, DIM, BLOCK_D, LANES)
+    attended = _reduce(sums_ptr, tops_ptr, totals_ptr, d, count, DIM, BLOCK_D, LANES)
     attended = attended.to(residual_ptr.dtype.element_ty).to(tl.float32)
-    d = tl.arange(0, BLOCK_D)
-    for start in range(0, HIDDEN, BLOCK_OUT):
-        o = start + tl.arange(0, BLOCK_OUT)
-        at = weight_ptr + o[:, None] * (HEADS * DIM) + head * DIM + d[None, :]
-        mask = (o < HIDDEN)[:, None] & (d < DIM)[None, :]
-        w = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-        part = tl.sum(w * attended[None, :], 1)
-        tl.store(parts_ptr + query * HIDDEN + o, part, mask=o < HIDDEN)
-    if arrive_last(counter_ptr + row, HEADS):
-        row_from = tl.load(row_ptr) if ROW else row
+    parts_ptr += row * (HEADS * CHUNKS * HIDDEN)
+    if whole:
+        given = tl.sum(w.to(tl.float32) * attended[None, :], 1)
+        tl.store(parts_ptr + part * HIDDEN + h, given, mask=h < HIDDEN)
+    else:
+        for start in range(0, HIDDEN, BLOCK_OUT):
+            o = start + tl.arange(0, BLOCK_OUT)
+            mask = (o < HIDDEN)[:, None] & (d < DIM)[None, :]
+            w = tl.load(columns + o[:, None] * (HEADS * DIM), mask=mask, other=0.0)
+            given = tl.sum(w.to(tl.float32) * attended[None, :], 1)
+            tl.store(parts_ptr + part * HIDDEN + o, given, mask=o < HIDDEN)
+    if arrive_last(counter_ptr + row, HEADS * CHUNKS):
         settle_row(
-            residual_ptr,
+            x,
+            gain,
             parts_ptr,
-            gain_ptr,
-            normed_ptr,
-            row_from,
-            row,
+            residual_ptr + row * HIDDEN,
+            normed_ptr + row * HIDDEN,
+            h,
             eps,
-            HEADS,
+            HEADS * CHUNKS,
             HIDDEN,
-            BLOCK,
-            True,
         )
         if EXPERTS > 0:
             tl.debug_barrier()
@@ -156,12 +167,13 @@ def project_out(
     """Launch over heads x rows; see the package for the contract."""
     (rows, hidden), (queries, count, dim) = normed.shape, splits.sums.shape
     heads = queries // rows
+    chunks = chunk_count(dim)
     experts, chosen = (0, 1) if router is None else (router.weight.shape[0], router.ids.shape[1])
     block = triton.next_power_of_2(hidden)
-    block_d = max(16, triton.next_power_of_2(dim))
+    block_d = max(16, triton.next_power_of_2(-(-dim // chunks)))
     block_experts = max(16, triton.next_power_of_2(experts))
     with on_device_of(residual):
-        _project_out[(heads, rows)](
+        _project_out[(heads * chunks, rows)](
             splits.sums,
             splits.stats,
             normed if splits.positions is None else splits.positions,
@@ -180,17 +192,19 @@ def project_out(
             DENSE=splits.positions is not None,
             ROW=row is not None,
             HEADS=heads,
+            CHUNKS=chunks,
             DIM=dim,
             SPLIT=splits.cells,
             HIDDEN=hidden,
             EXPERTS=experts,
             COUNT=chosen,
             NORMALISE=router is not None and router.normalise,
-            LANES=LANES,
+            LANES=max(16, LANES // block_d),
             BLOCK_D=block_d,
             BLOCK_OUT=min(block, 16384 // block_d),
             BLOCK=block,
             BLOCK_EXPERTS=block_experts,
             BLOCK_CHUNK=max(16, min(block, 16384 // block_experts)),
-            num_warps=8,
+            num_warps=NUM_WARPS,
+            **overlapped(residual),
         )

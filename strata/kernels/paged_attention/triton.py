@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from strata.kernels.device import on_device_of
+from strata.kernels.overlap import let_next_begin, overlapped, wait_for_previous
 from strata.kernels.paged_attention import SPLIT_CELLS, split_shape
 from strata.kernels.paged_attention.splits import Splits
 
@@ -20,6 +21,7 @@ TILE_ROWS = 8
 REDUCE_SPLITS = 256
 """Lanes of the reduction: lane i adds splits i, i + 256, ..., then the lanes are summed."""
 REDUCE_DIMS = 16
+BLOCK_CELLS = 64
 LOG2_E = 1.4426950408889634  # scores are powers of two
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Interpreted products take bfloat16 for integers, so operands are widened there."""
@@ -55,7 +57,10 @@ def _attend_splits(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     WIDEN: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    let_next_begin(OVERLAP)
+    wait_for_previous(OVERLAP)
     split = tl.program_id(0)
     head = tl.program_id(1)
     tile = tl.program_id(2)
@@ -251,11 +256,12 @@ def split_attention(
             SPLIT=split_pages * page_cells,
             ROWS=tile_rows,
             BLOCK_M=block_m,
-            BLOCK_N=64 if q.element_size() == 2 else 32,
+            BLOCK_N=BLOCK_CELLS if q.element_size() == 2 else 32,
             BLOCK_D=triton.next_power_of_2(dim),
             WIDEN=INTERPRETED,
             num_warps=8 if block_m > 64 else 4,
             num_stages=2,
+            **overlapped(q),
         )
     return Splits(
         sums=out[0],

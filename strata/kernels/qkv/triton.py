@@ -11,7 +11,9 @@ import triton
 import triton.language as tl
 
 from strata.kernels.device import on_device_of
+from strata.kernels.overlap import let_next_begin, overlapped, wait_for_previous
 from strata.kernels.qkv import CellStore
+from strata.kernels.settle import load_row
 
 
 @triton.jit(
@@ -40,24 +42,36 @@ def _project(
     HIDDEN: tl.constexpr,
     BLOCK_HIDDEN: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     head = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     half: tl.constexpr = DIM // 2
     i = tl.arange(0, BLOCK_HALF)
     given = i < half
-    low = tl.zeros((BLOCK_HALF,), tl.float32)
-    high = tl.zeros((BLOCK_HALF,), tl.float32)
-    for start in range(0, HIDDEN, BLOCK_HIDDEN):
-        h = start + tl.arange(0, BLOCK_HIDDEN)
-        inside = h < HIDDEN
-        at = weight_ptr + (head * DIM + i)[:, None] * HIDDEN + h[None, :]
-        mask = given[:, None] & inside[None, :]
-        w_low = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-        w_high = tl.load(at + half * HIDDEN, mask=mask, other=0.0).to(tl.float32)
-        x = tl.load(x_ptr + row * HIDDEN + h, mask=inside, other=0.0).to(tl.float32)[None, :]
-        low += tl.sum(w_low * x, 1)
-        high += tl.sum(w_high * x, 1)
+    let_next_begin(OVERLAP)
+    first = weight_ptr + (head * DIM + i)[:, None] * HIDDEN
+    if BLOCK_HIDDEN >= HIDDEN:  # weights are under way while the row is still being written
+        h = tl.arange(0, BLOCK_HIDDEN)
+        mask = given[:, None] & (h < HIDDEN)[None, :]
+        w_low = tl.load(first + h[None, :], mask=mask, other=0.0)
+        w_high = tl.load(first + half * HIDDEN + h[None, :], mask=mask, other=0.0)
+        wait_for_previous(OVERLAP)
+        x = load_row(x_ptr + row * HIDDEN, h, HIDDEN)[None, :]
+        low = tl.sum(w_low.to(tl.float32) * x, 1)
+        high = tl.sum(w_high.to(tl.float32) * x, 1)
+    else:
+        wait_for_previous(OVERLAP)
+        low = tl.zeros((BLOCK_HALF,), tl.float32)
+        high = tl.zeros((BLOCK_HALF,), tl.float32)
+        for start in range(0, HIDDEN, BLOCK_HIDDEN):
+            h = start + tl.arange(0, BLOCK_HIDDEN)
+            mask = given[:, None] & (h < HIDDEN)[None, :]
+            w_low = tl.load(first + h[None, :], mask=mask, other=0.0)
+            w_high = tl.load(first + half * HIDDEN + h[None, :], mask=mask, other=0.0)
+            x = load_row(x_ptr + row * HIDDEN, h, HIDDEN)[None, :]
+            low += tl.sum(w_low.to(tl.float32) * x, 1)
+            high += tl.sum(w_high.to(tl.float32) * x, 1)
     kind = q_ptr.dtype.element_ty
     position = tl.load(positions_ptr + row)
     if head < Q + K:
@@ -138,4 +152,5 @@ def project_cells(
             BLOCK_HIDDEN=min(triton.next_power_of_2(hidden), 8192 // block_half),
             BLOCK_HALF=block_half,
             num_warps=8,
+            **overlapped(normed),
         )

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from strata.kernels.device import on_device_of
+from strata.kernels.overlap import let_next_begin, overlapped, wait_for_previous
 from strata.kernels.paged_attention import Splits
 from strata.kernels.paged_attention.triton import INTERPRETED, LOG2_E
 from strata.kernels.window_attention import WINDOW_SPLIT
@@ -38,7 +39,10 @@ def _attend_window(
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
     WIDEN: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    let_next_begin(OVERLAP)
+    wait_for_previous(OVERLAP)
     split = tl.program_id(0)
     head = tl.program_id(1)
     position = tl.load(position_ptr)
@@ -107,5 +111,6 @@ def attend_window(
             BLOCK_D=max(16, triton.next_power_of_2(dim)),
             WIDEN=INTERPRETED,
             num_warps=4,
+            **overlapped(q),
         )
     return Splits(sums=out[0], stats=out[1], positions=None, cells=WINDOW_SPLIT)
