@@ -2,9 +2,9 @@
 
     python experiments/gpu-decode/profile.py --out experiments/gpu-decode/profile.jsonl
 
-A session a configuration: prompt, one generation that captures the graphs, then `ROUNDS` rounds
-under the profiler. Kernel times are the device's; what the rounds took by the clock stands beside
-their sum, so that launches and gaps show. One JSON line a configuration.
+`strata bench decode` prints the same by part; this keeps every kernel's name, for cases that were
+compared over time. A session a case: prompt, one generation that captures the graphs, then rounds
+under the profiler. One JSON line a case.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections import defaultdict
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType
 
+from strata.bench.profile import profile_rounds
 from strata.config import KvConfig, SamplingParams, Selection, SessionConfig, SpecConfig
 from strata.lm import LanguageModel, bundled_model_path, load_model
 from strata.passages import load_passage
 from strata.sampling import Sampler
-from strata.session import create_session
+from strata.session import Session, create_session
 from strata.units import parse_bytes
 
 ROUNDS = 40
@@ -39,6 +39,22 @@ CASES: tuple[dict[str, Any], ...] = (
     {"depth": 32_768, "drafts": 0, "select": 2_048, "ring": 6_144, "budget": "40MiB"},
     {"depth": 32_768, "drafts": 3, "select": 2_048, "ring": 6_144, "budget": "40MiB"},
 )
+
+
+def wall_us(session: Session, sampler: Sampler, drafts: int) -> float:
+    """Return what a round takes by the clock: the least of three runs of ROUNDS rounds."""
+    engine, times = session.engine, []
+    for _ in range(3):
+        session.rewind()
+        engine.first_token(sampler)
+        engine.round(sampler, drafts)
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(ROUNDS):
+            engine.round(sampler, drafts)
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - start) / ROUNDS * 1e6)
+    return min(times)
 
 
 def profile(model: LanguageModel, case: dict[str, Any]) -> dict[str, Any]:
@@ -58,48 +74,15 @@ def profile(model: LanguageModel, case: dict[str, Any]) -> dict[str, Any]:
     )
     session.prefill(ids)
     session.generate(params)
-    engine, sampler = session.engine, Sampler(params)
-
-    def rounds() -> float:
-        session.rewind()
-        engine.first_token(sampler)
-        engine.round(sampler, case["drafts"])
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(ROUNDS):
-            engine.round(sampler, case["drafts"])
-        torch.cuda.synchronize()
-        return (time.perf_counter() - start) / ROUNDS * 1e6
-
-    wall = min(rounds() for _ in range(3))
-    session.rewind()
-    engine.first_token(sampler)
-    engine.round(sampler, case["drafts"])
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as recorded:
-        for _ in range(ROUNDS):
-            engine.round(sampler, case["drafts"])
-        torch.cuda.synchronize()
+    wall = wall_us(session, Sampler(params), case["drafts"])
+    found = profile_rounds(session, params, case["drafts"])
     session.close()
-    total: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
-    begin, end = float("inf"), 0.0
-    for event in recorded.events():
-        if event.device_type == DeviceType.CUDA:
-            total[event.name][0] += 1
-            total[event.name][1] += event.device_time
-            begin = min(begin, event.time_range.start)
-            end = max(end, event.time_range.end)
-    kernels = {
-        name: {"per_round": count / ROUNDS, "us_each": us / count, "us_round": us / ROUNDS}
-        for name, (count, us) in sorted(total.items(), key=lambda item: -item[1][1])
-    }
     return {
         **case,
         "wall_us_round": wall,
-        "kernel_us_round": sum(k["us_round"] for k in kernels.values()),
-        "kernels_round": sum(k["per_round"] for k in kernels.values()),
-        "profiled_span_us_round": (end - begin) / ROUNDS,
-        "kernels": kernels,
+        "kernel_us_round": found.us_round,
+        "kernels_round": found.per_round,
+        **asdict(found),
     }
 
 
@@ -117,12 +100,9 @@ def main() -> None:
             figure = profile(model, CASES[number])
             out.write(json.dumps(figure) + "\n")
             out.flush()
-            print({k: v for k, v in figure.items() if k != "kernels"}, flush=True)
+            print({k: v for k, v in figure.items() if k not in ("kernels", "parts")}, flush=True)
             for name, one in list(figure["kernels"].items())[: args.top]:
-                print(
-                    f"  {one['us_round']:7.1f} us = {one['per_round']:6.1f} x {one['us_each']:5.2f}"
-                    f"  {name[:70]}"
-                )
+                print(f"  {one['us_round']:7.1f} us = {one['per_round']:6.1f} x  {name[:70]}")
 
 
 if __name__ == "__main__":

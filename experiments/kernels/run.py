@@ -19,12 +19,15 @@ from typing import Any
 
 import torch
 
+from strata.bench.experts import measure_experts
 from strata.bench.timing import capture, require_gpu, time_calls
 from strata.kernels.experts import triton as experts
 from strata.kernels.head import triton as head
 from strata.kernels.resolve import Admitted, ResolveState
 from strata.kernels.resolve import triton as residency
 from strata.kernels.select import triton as select
+from strata.lm import bundled_model_path
+from strata.lm.config import load_config
 
 SAMPLES = 7
 CALLS = 20
@@ -102,30 +105,23 @@ def resolve_figure(
 
 
 def time_experts(device: torch.device) -> Iterator[dict[str, Any]]:
-    """Yield routing, and products by how many experts of a row lie in host memory."""
-    host = (torch.randn(288, 192, 256) / 16).bfloat16()
-    pool, pinned = host.to(device), host.pin_memory()
-    table = torch.arange(288, dtype=torch.int32, device=device)
+    """Yield routing, and what `strata bench experts` times by rows and misses."""
     router = (torch.randn(48, 256, device=device) / 16).bfloat16()
     for rows in ROWS:
         x = torch.randn(rows, 256, device=device).bfloat16()
-        ids = torch.stack([torch.randperm(48)[:4] for _ in range(rows)]).to(device)
-        weights = torch.rand(rows, 4, device=device).bfloat16()
 
         def route(_: int, x=x) -> None:  # type: ignore[no-untyped-def]
             experts.route(x, count=4, normalise=True, router=router)
 
         yield {"op": "route", "rows": rows, **timed(route)}
-        for in_place in (0, 1, 4):
-            where = table.clone()
-            where[(torch.arange(6, device=device)[:, None] * 48 + ids[0, :in_place]).flatten()] = -1
-
-            def product(call: int, x=x, ids=ids, weights=weights, where=where) -> None:  # type: ignore[no-untyped-def]
-                experts.slot_product(
-                    x, ids, weights, pool, table=where, host=pinned, base=call % 6 * 48
-                )
-
-            yield {"op": "product", "rows": rows, "in_place": in_place, **timed(product)}
+    config = load_config(bundled_model_path())
+    for figure in measure_experts(config, list(ROWS), [0, 1, 4], SAMPLES):
+        yield {
+            "op": figure.op,
+            "rows": figure.rows,
+            "misses": figure.misses,
+            **asdict(figure.timing),
+        }
 
 
 def time_head(device: torch.device) -> Iterator[dict[str, Any]]:
