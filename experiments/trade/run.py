@@ -2,16 +2,18 @@
 
     python experiments/trade/run.py --out experiments/trade/results.jsonl
 
-One held-out passage a depth, selection fixed, W fixed, so that tokens and rounds are the same for
-every ring of a mode and only their speed differs; a run whose tokens differ is marked. Each
-configuration is a session of its own: prompt, one generation that captures the graphs, then
-`REPEATS` generations from the state behind the prompt (median, min, max).
+Held-out passages, selection fixed, W fixed, so that tokens and rounds are the same for every ring
+of a mode and only their speed differs; a run whose tokens differ is marked. A passage's prompt runs
+once and is parked. Each configuration is a session of its own, restored from there: one generation
+that captures the graphs, then `REPEATS` generations (median, min, max). Configurations of a passage
+come in an order drawn by its seed, so that a drift of the machine is not a ring's.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import time
 from pathlib import Path
@@ -20,6 +22,7 @@ from typing import Any
 from strata.config import KvConfig, SamplingParams, Selection, SessionConfig, SpecConfig
 from strata.errors import BudgetError
 from strata.lm import LanguageModel, bundled_model_path, load_model
+from strata.parked import Parked
 from strata.passages import load_passage
 from strata.session import create_session
 
@@ -27,16 +30,29 @@ REPEATS = 3
 RINGS = (2_304, 4_096, 6_144, 8_192, 12_288, 16_384, 24_576)
 
 
-def measure(
-    model: LanguageModel, ids: list[int], knobs: dict[str, Any], new: int
-) -> dict[str, Any]:
+def park_prompt(model: LanguageModel, ids: list[int], new: int, *, drafting: bool) -> Parked:
+    """Run a prompt in a session without a budget; what it leaves fits every other session."""
+    config = SessionConfig(
+        kv=KvConfig(resident_cells=0), spec=SpecConfig(drafts=int(drafting), window_cells=0)
+    )
+    session = create_session(model, config, prompt_cells=len(ids), max_new=new, environ={})
+    session.prefill(ids)
+    parked = session.park()
+    session.close()
+    return parked
+
+
+def measure(model: LanguageModel, parked: Parked, knobs: dict[str, Any]) -> dict[str, Any]:
     config = SessionConfig(
         kv=KvConfig(resident_cells=knobs["ring"], selection=Selection.parse(str(knobs["select"]))),
         spec=SpecConfig(drafts=knobs["drafts"], window_cells=knobs["window"]),
         vram_budget_bytes=knobs["budget_mib"] << 20,
     )
-    session = create_session(model, config, prompt_cells=len(ids), max_new=new, environ={})
-    session.prefill(ids)
+    new = knobs["new"]
+    session = create_session(
+        model, config, prompt_cells=parked.prompt_cells, max_new=new, environ={}
+    )
+    session.restore(parked)
     params = SamplingParams(max_new=new, ignore_eos=True)
     session.generate(params)
     runs = []
@@ -65,6 +81,18 @@ def measure(
     return result
 
 
+def configurations(args: argparse.Namespace, seed: int) -> list[dict[str, Any]]:
+    """Return the knobs of every session of a passage, in an order that `seed` draws."""
+    grid = [
+        {"budget_mib": budget, "drafts": drafts, "ring": ring}
+        for budget in args.budgets
+        for drafts in args.drafts
+        for ring in args.rings
+    ]
+    random.Random(seed).shuffle(grid)
+    return grid
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, default=bundled_model_path())
@@ -76,43 +104,33 @@ def main() -> None:
     parser.add_argument("--select", default="2048")
     parser.add_argument("--window", type=int, default=4_096)
     parser.add_argument("--new", type=int, default=128)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="passages a depth")
     parser.add_argument("--seconds", type=float, default=1e9, help="stop starting runs after this")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     model = load_model(args.model, args.device)
     start, hashes = time.monotonic(), {}
     with args.out.open("a", encoding="utf-8") as out:
-        for budget in args.budgets:
-            for depth in args.depths:
-                ids = load_passage(f"{depth}:{args.seed}", model.tokenizer)
-                for drafts in args.drafts:
-                    for ring in args.rings:
-                        if time.monotonic() - start > args.seconds:
-                            print("out of time")
-                            return
-                        knobs = {
-                            "budget_mib": budget,
-                            "depth": depth,
-                            "drafts": drafts,
-                            "ring": ring,
-                            "select": args.select,
-                            "window": args.window,
-                            "seed": args.seed,
-                            "new": args.new,
-                        }
-                        try:
-                            result = measure(model, ids, knobs, args.new)
-                            first = hashes.setdefault((depth, drafts > 0), result["token_hash"])
-                            result["same_tokens"] = first == result["token_hash"]
-                        except BudgetError as error:
-                            result = {"error": str(error)}
-                        out.write(json.dumps({**knobs, **result}) + "\n")
-                        out.flush()
-                        brief = {
-                            k: v for k, v in result.items() if k not in ("ledger", "token_hash")
-                        }
-                        print(json.dumps({**knobs, **brief}), flush=True)
+        for seed, depth in ((s, d) for s in args.seeds for d in args.depths):
+            ids = load_passage(f"{depth}:{seed}", model.tokenizer)
+            parked = park_prompt(model, ids, args.new, drafting=any(args.drafts))
+            fixed = {"depth": depth, "seed": seed, "select": args.select, "window": args.window}
+            for chosen in configurations(args, seed):
+                if time.monotonic() - start > args.seconds:
+                    print("out of time")
+                    return
+                knobs = {**fixed, **chosen, "new": args.new}
+                try:
+                    result = measure(model, parked, knobs)
+                    key = (depth, seed, chosen["drafts"] > 0)
+                    first = hashes.setdefault(key, result["token_hash"])
+                    result["same_tokens"] = first == result["token_hash"]
+                except BudgetError as error:
+                    result = {"error": str(error)}
+                out.write(json.dumps({**knobs, **result}) + "\n")
+                out.flush()
+                brief = {k: v for k, v in result.items() if k not in ("ledger", "token_hash")}
+                print(json.dumps({**knobs, **brief}), flush=True)
 
 
 if __name__ == "__main__":
