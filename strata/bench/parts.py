@@ -2,7 +2,8 @@
 
 A captured round is one launch of graphs, so the host sees no part of it. What a profiler sees are
 names in order. A name says what a kernel does, its place says for whom: the same gather brings in
-pages behind a selection and experts behind routing, and every kernel of the draft graph drafts.
+pages behind a selection and experts behind routing, and what runs before the window's rows are
+embedded drafts them.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ KERNELS = {
 """Every kernel that strata launches, by its name. Before `_pick` a `_project` is the head's;
 `_project_out` also reduces what attention split and routes."""
 
+EMBEDS = "_embed"
+"""The first kernel of a window's rows; what runs before it in a graph is the drafter's."""
 ROUTERS = ("_route", "_project_out")
 """Behind these a resolve and a gather are of experts."""
 HEAD_ENDS = ("_pick", "ArgMax")
@@ -89,7 +92,8 @@ class Launch:
     name: str
     graph: int
     """The launch it belongs to; all kernels of one launch of a graph share it."""
-    us: float
+    start_us: float
+    end_us: float
 
 
 def part_of(name: str) -> str:
@@ -99,20 +103,16 @@ def part_of(name: str) -> str:
     return next((part for word, part in LIBRARY if word in name), "other")
 
 
-def attribute(launches: Sequence[Launch], *, drafting: bool) -> list[str]:
-    """Return the part of each of `launches`, in the order in which they ran.
-
-    With `drafting` every second graph, from the first on, is the drafter's.
-    """
+def attribute(launches: Sequence[Launch]) -> list[str]:
+    """Return the part of each of `launches`, in the order in which they ran."""
     parts: list[str] = []
-    graphs = 0
     for together in _by_launch(launches):
         names = [launch.name for launch in together]
         if len(names) < GRAPH_KERNELS:
             parts += map(part_of, names)
             continue
-        parts += ["drafter"] * len(names) if drafting and graphs % 2 == 0 else _verify_parts(names)
-        graphs += 1
+        drafts = names.index(EMBEDS) if EMBEDS in names else len(names)
+        parts += ["drafter"] * drafts + _verify_parts(names[drafts:])
     return parts
 
 

@@ -17,7 +17,11 @@ ROUNDS = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelTime:
-    """Kernels of a name, or of a part, in an average round."""
+    """Kernels of a name, or of a part, in an average round.
+
+    A kernel may start while the one before it still runs; its time counts from that one's end, so
+    that times add up to what the device was busy.
+    """
 
     per_round: float
     us_round: float
@@ -40,7 +44,7 @@ class RoundProfile:
 
     @property
     def us_round(self) -> float:
-        """Return the microseconds of all kernels of a round; the gaps between are not in it."""
+        """Return how long the device was busy in a round; gaps between kernels are not in it."""
         return sum(part.us_round for part in self.parts.values())
 
 
@@ -65,17 +69,23 @@ def profile_rounds(session: Session, params: SamplingParams, drafts: int) -> Rou
         torch.cuda.synchronize(device)
     events = [e for e in recorded.events() if e.device_type.name == "CUDA"]
     events.sort(key=lambda event: event.time_range.start)
-    launches = [Launch(name=e.name, graph=e.id, us=e.device_time) for e in events]
-    return summarise(launches, drafting=drafts > 0, rounds=rounds)
+    launches = [
+        Launch(name=e.name, graph=e.id, start_us=e.time_range.start, end_us=e.time_range.end)
+        for e in events
+    ]
+    return summarise(launches, rounds=rounds)
 
 
-def summarise(launches: list[Launch], *, drafting: bool, rounds: int) -> RoundProfile:
-    """Return counts and times of `rounds` rounds."""
+def summarise(launches: list[Launch], *, rounds: int) -> RoundProfile:
+    """Return counts and times of `launches`, in order of their start, over `rounds` rounds."""
     by_part: dict[str, list[float]] = {part: [] for part in PARTS}
     by_name: dict[str, list[float]] = defaultdict(list)
-    for launch, part in zip(launches, attribute(launches, drafting=drafting), strict=True):
-        by_part[part].append(launch.us)
-        by_name[launch.name].append(launch.us)
+    busy_until = float("-inf")
+    for launch, part in zip(launches, attribute(launches), strict=True):
+        us = max(0.0, launch.end_us - max(launch.start_us, busy_until))
+        busy_until = max(busy_until, launch.end_us)
+        by_part[part].append(us)
+        by_name[launch.name].append(us)
     parts = {part: _mean(times, rounds) for part, times in by_part.items()}
     kernels = {name: _mean(times, rounds) for name, times in by_name.items()}
     longest = sorted(kernels.items(), key=lambda item: -item[1].us_round)

@@ -22,12 +22,14 @@ LAYER += ["_sum_parts"]
 DRAFT = [GEMM, NORM, "flash_fwd", GEMM, ARGMAX, GEMM, NORM, GEMM, ARGMAX]
 
 
-def launches(*graphs: list[str]) -> list[Launch]:
-    return [
-        Launch(name=name, graph=number, us=1.0)
-        for number, names in enumerate(graphs)
-        for name in names
-    ]
+def launches(*graphs: list[str], apart_us: float = 1.0) -> list[Launch]:
+    """Return kernels of 1 us, each starting `apart_us` after the one before."""
+    found: list[Launch] = []
+    for number, names in enumerate(graphs):
+        for name in names:
+            start = len(found) * apart_us
+            found.append(Launch(name=name, graph=number, start_us=start, end_us=start + 1.0))
+    return found
 
 
 def test_every_kernel_of_the_engine_is_listed() -> None:
@@ -45,9 +47,9 @@ def test_parts_are_known() -> None:
 
 @pytest.mark.parametrize("drafting", [False, True])
 def test_a_gather_is_of_those_that_asked(drafting: bool) -> None:
-    verify = [*LAYER, *LAYER, NORM, GEMM, ARGMAX]
-    graphs = [DRAFT, verify] if drafting else [verify]
-    parts = attribute(launches(*graphs, ["_resolve"], *graphs), drafting=drafting)
+    verify = ["_embed", *LAYER, *LAYER, NORM, GEMM, ARGMAX]
+    round_ = [*DRAFT, *verify] if drafting else verify
+    parts = attribute(launches(round_, ["_resolve"], round_))
     assert parts.count("resolve") == 2 * 2 + 1
     assert parts.count("gather") == 2 * 2
     assert parts.count("expert fetch") == 2 * 4
@@ -62,9 +64,7 @@ def test_fused_kernels_are_told_apart_by_what_follows() -> None:
     layer += ["_project_out", "_resolve", "_gather", "_product"]
     verify = ["_embed", *layer, *layer, "_project", "_pick", "_accept", "_join", "_project"]
     draft = ["_attend_window", "_project_out", "_product", "_project", "_pick"]
-    parts = attribute(launches(draft, verify), drafting=True)
-    assert parts[: len(draft)] == ["drafter"] * len(draft)
-    assert parts[len(draft) :] == [
+    expected = [
         "other",
         *["projections", "selection", "selection", "resolve", "gather", "attention"],
         *["projections", "expert fetch", "expert fetch", "experts"],
@@ -72,18 +72,29 @@ def test_fused_kernels_are_told_apart_by_what_follows() -> None:
         *["projections", "expert fetch", "expert fetch", "experts"],
         *["head", "head", "other", "drafter", "drafter"],
     ]
+    of_draft = ["drafter"] * len(draft)
+    assert attribute(launches([*draft, *verify])) == of_draft + expected
+    assert attribute(launches(draft, verify)) == of_draft + expected  # a graph each
+    assert attribute(launches(verify)) == expected
 
 
 def test_behind_the_head_the_drafter_writes_its_cells() -> None:
-    parts = attribute(launches(DRAFT, [*LAYER, GEMM, ARGMAX, NORM, GEMM, "_append"]), drafting=True)
+    parts = attribute(launches(["_embed", *LAYER, GEMM, ARGMAX, NORM, GEMM, "_append"]))
     assert parts[-5:] == ["head", "head", "other", "drafter", "drafter"]
 
 
 def test_the_sum_of_the_parts_is_the_whole() -> None:
-    round_ = [DRAFT, [*LAYER, GEMM, ARGMAX], ["Memcpy DtoH (Device -> Pinned)"]]
-    profile = summarise(launches(*round_ * 3), drafting=True, rounds=3)
+    round_ = [[*DRAFT, "_embed", *LAYER, GEMM, ARGMAX], ["Memcpy DtoH (Device -> Pinned)"]]
+    profile = summarise(launches(*round_ * 3), rounds=3)
     kernels = sum(map(len, round_))
     assert profile.per_round == pytest.approx(kernels)
     assert profile.us_round == pytest.approx(kernels)
     assert sum(time.per_round for time in profile.kernels.values()) == pytest.approx(kernels)
     assert tuple(profile.parts) == PARTS
+
+
+def test_kernels_that_overlap_count_once() -> None:
+    names = [["_embed", *["_project"] * 7]]
+    profile = summarise(launches(*names, apart_us=0.25), rounds=1)
+    assert profile.per_round == 8
+    assert profile.us_round == pytest.approx(1.0 + 7 * 0.25)

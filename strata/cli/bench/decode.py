@@ -121,7 +121,7 @@ def _parts_table(profiled: list[tuple[DecodeFigure, RoundProfile]]) -> Table:
         times = [profile.parts[part] for _, profile in profiled]
         table.add_row(part, *(f"{time.us_round:.1f} ({time.per_round:.1f})" for time in times))
     table.add_section()
-    table.add_row("all kernels", *(f"{p.us_round:.1f} ({p.per_round:.1f})" for _, p in profiled))
+    table.add_row("device busy", *(f"{p.us_round:.1f} ({p.per_round:.1f})" for _, p in profiled))
     table.add_row("by the clock", *(f"{1e6 / f.rounds_s.median:.1f}" for f, _ in profiled))
     return table
 
