@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import torch
 
 from strata.arena import tensor_bytes
-from strata.config import Selection
+from strata.config import MAX_ROWS, Selection
 from strata.draft.ring import ring_shape
 from strata.errors import BudgetError
 from strata.kernels import device
+from strata.kernels.paged_attention import split_shape
 from strata.kv.geometry import KvGeometry
 from strata.lm.model import LanguageModel
 from strata.policy import round_up
@@ -80,7 +81,7 @@ class Demand:
         the session needs more. None is where no kernel runs prompts.
         """
         model = self.model
-        has_kernels = device.has_kernels(model.weights.embedding)
+        has_kernels = model.device.type == "cuda" or device.has_kernels(model.weights.embedding)
         if not has_kernels or not serves_prompts(model.config, model.dtype):
             return None
         shape = PromptShape(
@@ -114,6 +115,11 @@ class Demand:
             total += tensor_bytes(g.pool_shape, dtype)
         if g.select_pages:
             total += tensor_bytes(g.bounds_shape, torch.float32)
+        if self.model.device.type == "cuda":
+            heads, pages = self.model.config.heads, g.select_pages or g.pages
+            splits = split_shape(MAX_ROWS, heads, g.head_dim, pages, g.page_cells)
+            total += tensor_bytes(splits, torch.float32)
+            total += tensor_bytes((2 * splits[0] * splits[1],), torch.float32)
         if self.drafting:
             shape = ring_shape(
                 self.window(pool_cells), g.pages * g.page_cells, g.kv_heads, g.head_dim

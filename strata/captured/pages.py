@@ -76,9 +76,8 @@ class DensePages:
         self.kv = kv
         g = kv.geometry
         shape = split_shape(MAX_ROWS, heads, g.head_dim, g.select_pages or g.pages, g.page_cells)
-        device = kv.residency.table.device
-        self._sums = torch.zeros(shape, device=device)
-        self._stats = torch.zeros(2 * shape[0] * shape[1], device=device)
+        self._sums = kv.scratch("attention splits", shape)
+        self._stats = kv.scratch("attention splits", (2 * shape[0] * shape[1],))
         self._stores = [
             CellStore(
                 pool=kv.transfer.pool[layer],

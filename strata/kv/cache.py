@@ -32,7 +32,7 @@ class KvCache:
 
     def __init__(self, geometry: KvGeometry, victims: Victims, arena: Arena) -> None:
         g = self.geometry = geometry
-        device = arena.device
+        self._arena, device = arena, arena.device
         pool = arena.take("kv ring", g.pool_shape, g.dtype, lendable=not g.holds_all)
         table = arena.take("page tables", (g.layers, g.pages), torch.int32)
         owner = arena.take("page tables", (g.layers, g.slots), torch.int32)
@@ -52,6 +52,12 @@ class KvCache:
         self._planned_in_place: list[int] = []  # [L]
         self._window: Window | None = None
         self._window_keys: list[torch.Tensor] = []
+
+    def scratch(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return float32 zeros for the kernels of a round; a GPU's are part of the arena."""
+        if self._arena.device.type == "cuda":
+            return self._arena.take(name, shape, torch.float32)
+        return torch.zeros(shape, device=self._arena.device)
 
     # -- decode ---------------------------------------------------------------------------
 
