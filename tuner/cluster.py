@@ -166,9 +166,11 @@ class TrialActor:
     """What runs on a node: a trial server and the pipe to it, as on one machine."""
 
     def __init__(self, make_command: MakeCommand) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="strata-trials-")
-        log = Path(self._folder.name) / "trials.log"
-        self._runner = ProcessRunner(make_command(), log=log)
+        # Ray kills actors, so what they leave on the disk stays there. Linux is what Ray's own
+        # GPU nodes run: there a file without a name still has a path while it is open.
+        self._log = tempfile.TemporaryFile(prefix="strata-trials-")  # noqa: SIM115
+        log = Path(f"/proc/{os.getpid()}/fd/{self._log.fileno()}")
+        self._runner = ProcessRunner(make_command(), log=log if log.exists() else Path(os.devnull))
 
     def describe(self, passages: list[str]) -> dict[str, Any]:
         """Return the facts of this node's engine, or why it refuses."""
@@ -206,9 +208,14 @@ def _connect(ray: Any) -> None:
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except ConnectionError:
+        if address == "auto":
+            raise UsageError(
+                "no Ray cluster runs here: start one with `ray start --head`, or name one with "
+                f"{ADDRESS}=HOST:PORT"
+            ) from None
         raise UsageError(
-            "no Ray cluster runs here: start one with `ray start --head`, or name one with "
-            f"{ADDRESS}=HOST:PORT"
+            f"the Ray cluster at {address} does not let this driver in; where it wants a token, set "
+            "RAY_AUTH_MODE=token and copy its ~/.ray/auth_token here"
         ) from None
     except (RuntimeError, ValueError) as error:
         raise UsageError(f"the Ray cluster at {address} refused: {_first_line(error)}") from None
