@@ -58,7 +58,7 @@ def regret(
     }
     scores: dict[tuple[str, int, str], list[float]] = {}
     rng = np.random.default_rng(seed)
-    for _ in range(halvings):
+    for _ in range(halvings if benches else 0):
         halves = {b.tier_cells: _halve(_passages(benches, b.tier_cells), rng) for b in benches}
         chosen_on = [passage for first, _ in halves.values() for passage in first]
         half = trials[trials["passage"].isin(chosen_on)]
@@ -206,7 +206,9 @@ def _summary(
                 "not_measured": len(benches) - len(values),
             }
         )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(
+        rows, columns=["policy", "mean_pct", "worst_pct", "entries", "not_measured"]
+    )
 
 
 def lost_pct(log_regret: float) -> float:

@@ -89,3 +89,8 @@ def test_a_ring_that_was_not_measured_has_no_regret() -> None:
     table = regret(early, Rule(), 1_024, halvings=2).set_index("policy")
     assert table.loc["depth", "not_measured"] == 2  # 2,192 cells, which was not
     assert np.isnan(table.loc["depth", "mean_pct"])
+
+
+def test_trials_without_a_default_ring_beside_them_have_no_regret(frame: pd.DataFrame) -> None:
+    alone = frame[frame["arm"] == "arm"]
+    assert (regret(alone, Rule(), 1_024, halvings=1)["entries"] == 0).all()
