@@ -56,6 +56,7 @@ KERNELS = {
     "_score": "selection",
     "_sort": "experts",
     "_sum_parts": "experts",
+    "_widen": "selection",
 }
 """Every kernel that strata launches, by its name. Before `_pick` a `_project` is the head's;
 `_project_out` also reduces what attention split and routes."""

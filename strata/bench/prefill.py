@@ -7,17 +7,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from strata.bench.spread import Spread
-from strata.config import SamplingParams, SessionConfig
+from strata.config import MAX_ROWS, SamplingParams, SessionConfig
 from strata.device import every_core
 from strata.lm.model import LanguageModel
 from strata.passages import load_passage
 from strata.sampling import Sampler
 from strata.session import create_session
 
-NEW = 16
-"""New tokens that a session is created for; two rounds are run."""
-DRAFTS = 1
-"""Drafts of those rounds where the session drafts."""
+NEW = 2 * MAX_ROWS + 1
+"""New tokens that a session is created for: two rounds are run behind the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +90,11 @@ def _run(model: LanguageModel, ids: list[int], config: SessionConfig) -> tuple[_
     with every_core():
         prompt = session.prefill(ids)
     engine = session.engine
+    drafts = 1 if session.drafts == "auto" else int(session.drafts)
     engine.first_token(sampler)
     times = [time.perf_counter()]
     for _ in range(2):
-        engine.round(sampler, DRAFTS if session.drafts else 0)
+        engine.round(sampler, drafts)
         times.append(time.perf_counter())
     ring, slots = session.decision.pool_cells, session.expert_slots
     session.close()
