@@ -16,7 +16,7 @@ BLOCK_ROWS = 64
 BLOCK_INNER = 64
 BLOCK_COLUMNS = 64
 NORM_ROWS = 8
-TURN = 2 * math.pi
+TURN = tl.constexpr(2 * math.pi)
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Interpreted products take bfloat16 for integers, so operands are widened there."""
 
@@ -122,7 +122,6 @@ def _heads(
     first_position,
     first_cell,
     eps,
-    turn,
     QUERY_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HIDDEN: tl.constexpr,
@@ -171,7 +170,7 @@ def _heads(
         # sine of 100,000 radians in float32 has no correct digit in its last bits.
         rate = tl.load(turns_ptr + d, mask=wanted, other=0.0)
         phase = (position.to(tl.float32)[:, None] * rate[None, :]).to(tl.float64)
-        phase = (phase - tl.floor(phase / turn + 0.5) * turn).to(tl.float32)
+        phase = (phase - tl.floor(phase / TURN + 0.5) * TURN).to(tl.float32)
         cosine = tl.cos(phase).to(kind).to(tl.float32)
         sine = tl.sin(phase).to(kind).to(tl.float32)
         low, high = low * cosine - high * sine, high * cosine + low * sine
@@ -282,7 +281,6 @@ def project_heads(
             first_position,
             first_cell,
             eps,
-            TURN,
             QUERY_HEADS=query_heads,
             KV_HEADS=planes // 2,
             HIDDEN=hidden,
