@@ -170,8 +170,10 @@ class Demand:
         least = self.model.weights.device_bytes() + self.arena_bytes(
             minimum_cells, self.fewest_experts
         )
+        prompt = self.prompt_plan(minimum_cells, self.fewest_experts)
+        room = f", and {format_bytes(prompt.size_bytes)} that a prompt borrows" if prompt else ""
         raise BudgetError(
             f"--vram-budget: {format_bytes(self.budget_bytes)} cannot hold this session; the "
             f"least that can is {math.ceil(least / 1024)}KiB (weights, a ring of "
-            f"{minimum_cells} cells and {self.fewest_experts} expert slots)"
+            f"{minimum_cells} cells and {self.fewest_experts} expert slots{room})"
         )
