@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strata.models.cost_model import RingCostModel
 from strata.models.features import NAMES, Features, depth_cells, pool_cells
 from strata.models.misses import FallingCurve, PageMisses
 from strata.models.simulate import Design, study
@@ -99,3 +100,37 @@ def test_without_counters_a_cell_is_as_likely_resident_as_any_other() -> None:
     found = Features.learn(frame).missed_cells(frame, np.ones(len(frame)))
     share = 1 - pool_cells(frame) / depth_cells(frame)
     np.testing.assert_allclose(found, 512 * share)
+
+
+@pytest.fixture(scope="module")
+def model() -> RingCostModel:
+    frame = selecting()
+    slots = 288 - pool_cells(frame) / 64
+    missed = frame["rounds"] * np.maximum(0, 24 - slots / 10)
+    return RingCostModel().fit(frame.assign(expert_slots=slots, expert_misses=missed))
+
+
+@pytest.mark.parametrize("mode", ["off", "on"])
+@pytest.mark.parametrize(
+    ("column", "values", "direction"),
+    [
+        ("ring_cells", [768, 1_024, 2_048, 4_096, 8_192], -1),
+        ("expert_slots", [170.0, 200.0, 230.0, 270.0], -1),
+        ("depth_cells", [4_096, 8_192, 16_384, 65_536], 1),
+    ],
+)
+def test_a_round_is_monotone_where_physics_says_so(
+    model: RingCostModel, mode: str, column: str, values: list[float], direction: int
+) -> None:
+    """All else equal, and drafts accepted alike: acceptance is the workload's, and has no sign."""
+    session = {
+        "mode": mode, "spec": int(mode == "on"), "depth_cells": 16_384, "max_new": 128,
+        "context_cells": 65_680, "ring_cells": 2_048, "mtp_window_cells": 512, "select": "512",
+        "expert_slots": 230.0,
+    }  # fmt: skip
+    asked = pd.DataFrame([session] * len(values)).assign(**{column: values})
+    part = model.round_time_
+    tokens = np.full(len(asked), 1.0 + 0.8 * (mode == "on"))
+    seconds = part.regression.predict(part.features.matrix(asked, tokens))
+    assert (direction * np.diff(seconds) >= -1e-12).all()
+    assert direction * (seconds[-1] - seconds[0]) > 0 or column == "expert_slots"
