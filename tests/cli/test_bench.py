@@ -11,6 +11,7 @@ import torch
 from click.testing import Result
 from typer.testing import CliRunner
 
+from strata.cli.bench import report
 from strata.cli.main import app
 from strata.kv.transfer import Transfer
 from tests.conftest import TINY
@@ -223,6 +224,15 @@ def test_every_help_has_an_example_that_parses(name: str) -> None:
     result = bench(name, "--help")
     assert result.exit_code == 0
     assert f"Example: strata bench {name}" in " ".join(result.stdout.split())
+
+
+def test_a_bar_waits_before_it_shows_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    for quiet_s, shown in ((1e9, 0), (0.0, 1)):
+        monkeypatch.setattr(report, "QUIET_S", quiet_s)
+        with report.progress("counting", 3) as step:
+            step()
+            bar = report._LateProgress()
+            assert len(list(bar.get_renderables())) == shown
 
 
 def test_no_speed_is_printed_while_the_engine_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
