@@ -89,6 +89,27 @@ def test_ring_page_and_budget_leave_no_trace_and_a_parked_prompt_seeds_the_same(
         assert_same_ring(session, again)
 
 
+@pytest.mark.gpu
+def test_neither_the_rows_of_a_tile_nor_the_cells_of_a_segment_leave_a_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plan, "CHUNK_ROWS", 128)
+    model = load_model(TINY, "cuda")
+    ids = prompt_of(model, PROMPT)
+    found = []
+    for tile, segment in ((128, 128), (64, 64), (64, 128)):
+        monkeypatch.setattr(plan, "TILES", ((tile, segment),))
+        session = session_of(model, ring=96, drafts=1)
+        session.prefill(ids)
+        found.append(session.park())
+    for other in found[1:]:
+        assert torch.equal(other.cells, found[0].cells)
+        assert torch.equal(other.hidden, found[0].hidden)
+        assert other.drafter_cells is not None
+        assert found[0].drafter_cells is not None
+        assert torch.equal(other.drafter_cells, found[0].drafter_cells)
+
+
 def assert_same_ring(one: Session, other: Session) -> None:
     if one.model.device.type == "cuda":
         torch.cuda.synchronize()
