@@ -214,8 +214,8 @@ def _connect(ray: Any) -> None:
                 f"{ADDRESS}=HOST:PORT"
             ) from None
         raise UsageError(
-            f"the Ray cluster at {address} does not let this driver in; where it wants a token, set "
-            "RAY_AUTH_MODE=token and copy its ~/.ray/auth_token here"
+            f"the Ray cluster at {address} does not let this driver in; where it wants a token, "
+            "set RAY_AUTH_MODE=token and copy its ~/.ray/auth_token here"
         ) from None
     except (RuntimeError, ValueError) as error:
         raise UsageError(f"the Ray cluster at {address} refused: {_first_line(error)}") from None

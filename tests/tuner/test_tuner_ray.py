@@ -35,7 +35,8 @@ ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'stra
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+    ray.init(address="local", num_cpus=2, **quiet)
     yield Cluster()
     ray.shutdown()
 
