@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
@@ -13,6 +14,7 @@ from rich.text import Text
 from strata.units import format_cells
 
 if TYPE_CHECKING:
+    from strata.tuner.acceptance import Price, Workload
     from strata.tuner.costs import DraftPrice, Estimate, PromptTime
 
 
@@ -63,12 +65,64 @@ def prompts_table(times: Sequence[PromptTime]) -> Table:
     return grid
 
 
+def rates_table(found: Sequence[Workload]) -> Table:
+    """Return one row for each range of depths: the rate of each draft position, and their sum."""
+    places = max(len(one.rates) for one in found)
+    grid = Table(
+        "prompts up to", "prompts", *(f"draft {place + 1}" for place in range(places)),
+        "accepted a round",
+        title="acceptance: the share of drafts accepted where those before them were "
+        "(95 % t interval over prompts)",
+        title_justify="left", box=SIMPLE_HEAD,
+    )  # fmt: skip
+    for one in found:
+        rates = [interval(rate, "{:.1%}".format) for rate in one.rates]
+        grid.add_row(
+            format_cells(one.upper_cells),
+            str(one.accepted.passages),
+            *(Text(text) for text in [*rates, *["-"] * (places - len(rates))]),
+            Text(interval(one.accepted)),
+        )
+    return grid
+
+
+def outlook_table(found: Sequence[Workload], prices: Sequence[Price]) -> Table:
+    """Return what drafting makes of these prompts on each ring that a study has priced."""
+    grid = Table(
+        "prompts up to", "ring", "break-even accepted", "accepted a round", "speed-up", "",
+        "costs from",
+        title="what that is worth at the study's costs",
+        title_justify="left", box=SIMPLE_HEAD,
+    )  # fmt: skip
+    for one in found:
+        mine = [price for price in prices if price.tier_cells == one.upper_cells]
+        if not mine:
+            grid.add_row(format_cells(one.upper_cells), "-", "-", interval(one.accepted), "-",
+                         "no evidence", "no tier of the study")  # fmt: skip
+        for price in mine:
+            speed_up = one.accepted.map(partial(_speed_up, 1 + price.break_even))
+            grid.add_row(
+                format_cells(one.upper_cells),
+                str(price.ring_cells),
+                f"{price.break_even:.2f}",
+                Text(interval(one.accepted)),
+                Text(interval(speed_up)),
+                speed_word(speed_up),
+                price.source,
+            )
+    return grid
+
+
 def interval(one: Estimate, form: Callable[[float], str] = "{:.2f}".format) -> str:
     """Return an estimate with its interval, the mean alone where one passage is all."""
     text = form(one.mean)
     if math.isfinite(one.lower) and math.isfinite(one.upper):
         text += f" [{form(one.lower)}, {form(one.upper)}]"
     return text
+
+
+def _speed_up(cost: float, accepted: float) -> float:
+    return (1 + accepted) / cost
 
 
 def speed_word(speed_up: Estimate | None) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from strata.cli import tune_move, tune_study
+from strata.cli import tune_acceptance, tune_move, tune_study
 from strata.cli.console import EXIT_INTERRUPTED, fail_cleanly, needs_extra, note, say, show_table
 from strata.cli.tune_options import (
     DATABASE_NAME,
@@ -52,6 +52,7 @@ app.command("replay")(tune_study.replay)
 app.command("verdict")(tune_study.verdict)
 app.command("compare")(tune_study.compare)
 app.command("costs")(tune_study.costs)
+app.command("acceptance")(tune_acceptance.acceptance)
 app.command("import")(tune_move.import_)
 app.command("export")(tune_move.export)
 app.command("doctor")(tune_move.doctor)

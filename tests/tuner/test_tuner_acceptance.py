@@ -1,0 +1,156 @@
+"""Acceptance is counted apart from any time, by prompt, and held against a study's costs."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tuner_samples import FACTS, SMALL_PLAN, all_pairs, make_records
+from typer.testing import CliRunner
+
+from strata.cli.tune import app
+from strata.config import SamplingParams, SessionConfig, SpecConfig
+from strata.errors import UsageError
+from strata.lm import LanguageModel
+from strata.session import create_session
+from strata.tuner.acceptance import (
+    Conditions,
+    PromptCount,
+    by_depth,
+    count_drafts,
+    prices_of,
+    read_prompts,
+)
+from strata.tuner.arms import ArmGrid
+from strata.tuner.plan import parse_plan
+from strata.tuner.store import MemoryStore
+from strata.tuner.store.duck import DuckStore
+from strata.tuner.study import StudyRecord, create_study
+
+TINY = Path(__file__).parent.parent / "data" / "tiny"
+TEXT = "def main() -> None:\n    for name in names:\n        print(name, end=' ')\n" * 3
+
+
+def count(depth: int, tries: list[int], hits: list[int], rounds: int = 20) -> PromptCount:
+    return PromptCount(
+        name="p", depth_cells=depth, rounds=rounds, tokens=40, tries=tries, hits=hits
+    )
+
+
+def test_rates_are_conditional_and_a_prompt_is_one_sample() -> None:
+    counts = [count(100, [20, 10], [10, 5]), count(100, [10, 8], [8, 2], rounds=10)]
+    (found,) = by_depth(counts)
+    assert found.upper_cells == 128
+    assert [rate.mean for rate in found.rates] == [
+        pytest.approx((0.5 + 0.8) / 2), pytest.approx((0.5 + 0.25) / 2)
+    ]  # fmt: skip
+    assert found.accepted.mean == pytest.approx((15 / 20 + 10 / 10) / 2)
+    assert found.accepted.passages == 2
+
+
+def test_depths_fall_into_the_tiers_of_a_study() -> None:
+    counts = [count(depth, [20], [10]) for depth in (10, 512, 513, 1024, 5000)]
+    assert [one.upper_cells for one in by_depth(counts, (512, 1024))] == [512, 1024, 8192]
+    assert [one.accepted.passages for one in by_depth(counts, (512, 1024))] == [2, 2, 1]
+    assert math.isinf(by_depth(counts[:1])[0].accepted.upper)
+
+
+@pytest.mark.parametrize("drafts", [1, 3])
+def test_counts_are_those_of_the_engine(tiny: LanguageModel, drafts: int) -> None:
+    how = Conditions(drafts=drafts, max_new=48)
+    (found,) = count_drafts(tiny, [("a", TEXT)], how)
+    ids = tiny.tokenizer.encode(TEXT)
+    config = SessionConfig(spec=SpecConfig(drafts=drafts), policy="fixed")
+    session = create_session(tiny, config, prompt_cells=len(ids), max_new=48, environ={})
+    session.prefill(ids)
+    done = session.generate(SamplingParams(max_new=48))
+    assert (found.rounds, found.tokens, found.depth_cells) == (
+        done.rounds, len(done.tokens), len(ids)
+    )  # fmt: skip
+    assert found.hits == done.accepted
+    assert found.tries[0] == done.drafted[0]
+    assert all(hit <= tried for hit, tried in zip(found.hits, found.tries, strict=True))
+    assert all(later <= hit for hit, later in zip(found.hits, found.tries[1:], strict=False))
+    # Every token but the prompt's own came from a round: its bonus token, or an accepted draft.
+    assert found.tokens - 1 <= found.rounds + sum(found.hits)
+
+
+def test_what_is_left_out_is_said(tiny: LanguageModel) -> None:
+    words: list[str] = []
+    short = Conditions(max_new=4)
+    assert list(count_drafts(tiny, [("a", TEXT)], short, on_skip=words.append)) == []
+    assert "a: left out, the model ended after" in words[0]
+    room = tiny.config.max_positions - 32
+    long = TEXT * (room // 10)
+    (found,) = count_drafts(tiny, [("b", long)], Conditions(max_new=32), on_skip=words.append)
+    assert found.depth_cells == room
+    assert f"b: its first {room} of" in words[1]
+
+
+def test_prompts_are_files_and_the_files_of_folders(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("b.txt", "a.md", ".hidden"):
+        (tmp_path / "in" / name).write_text(name)
+    found = read_prompts([tmp_path / "in", tmp_path / "in" / "b.txt"])
+    assert [text for _, text in found] == ["a.md", "b.txt", "b.txt"]
+    (tmp_path / "in" / "c").write_bytes(b"\xff")
+    with pytest.raises(UsageError, match=r"c cannot be read: it is not UTF-8"):
+        read_prompts([tmp_path / "in"])
+    with pytest.raises(UsageError, match="No such file"):
+        read_prompts([tmp_path / "none"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="no prompt"):
+        read_prompts([tmp_path / "empty"])
+
+
+def test_costs_without_break_even_pairs_are_those_of_decoding(study: StudyRecord) -> None:
+    store = MemoryStore()
+    store.add_study(study)
+    for pair in all_pairs(study):
+        rate = 80.0 if pair.mode == "on" else 100.0
+        store.add_trials(make_records(pair, rounds_per_s=rate))
+    prices = prices_of(store, study)
+    assert {one.source for one in prices} == {"decoding trials"}
+    assert all(one.break_even == pytest.approx(0.25) for one in prices)
+
+
+def test_the_command_says_what_drafting_is_worth(tiny: LanguageModel, tmp_path: Path) -> None:
+    plan = SMALL_PLAN.replace(
+        "max_new = 12\n", 'max_new = 12\npurposes = ["decode", "break-even"]\n'
+    )
+    plan = plan.replace("tiers = [32, 64]", "tiers = [32, 512]").replace(
+        'name = "small"', f'name = "small"\nmodel = "{TINY}"'
+    )
+    facts = replace(FACTS, model_hash=tiny.model_hash)
+    grid = ArmGrid(parse_plan(plan, origin="p"), 64)
+    study = create_study(grid, facts, created_at="2026-01-02T03:04:05+00:00")
+    with DuckStore(tmp_path / "t.duckdb") as store:
+        store.add_study(study)
+        for pair in grid.every_pair(study=study.study):
+            gain = 0.8 if pair.purpose == "break-even" else 1.0
+            store.add_trials(make_records(pair, gain=gain, model_hash=tiny.model_hash))
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text(TEXT + name)
+    prompts = [str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]
+    words = ["acceptance", *prompts, "--device", "cpu", "--max-new", "32"]
+
+    def run(*more: object, code: int = 0) -> tuple[str, str]:
+        result = CliRunner().invoke(app, [*words, *map(str, more)])
+        assert result.exit_code == code, result.output
+        return result.stdout, result.stderr
+
+    priced = ("--study", "small", "--db", tmp_path / "t.duckdb")
+    output = run(*priced, "--json", tmp_path / "a.json")[0]
+    for part in ("prompts up to", "512", "0.25", "break-even pairs"):
+        assert part in output, output
+    result = json.loads((tmp_path / "a.json").read_text())
+    assert result["schema"] == "strata.acceptance/1"
+    assert result["study"] == study.study
+    assert [len(one["hits"]) for one in result["prompts"]] == [1, 1]
+    assert "only one" not in run("--model", TINY, "--spec", 3)[0]
+    assert "is the study's own" in run(*priced, "--spec", 3, code=2)[1]
+    bundled = Path(__file__).parents[2] / "data" / "models" / "strata-mini"
+    assert "name its checkpoint" in run(*priced, "--model", bundled, code=2)[1]

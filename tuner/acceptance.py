@@ -1,0 +1,239 @@
+"""Measure acceptance alone on someone's own prompts, and hold it against a study's costs.
+
+What drafting costs belongs to the machine, what it gives to the text. So a new workload needs no
+new sweep: its prompts are continued once each, drafts are counted and no time is taken. A prompt
+is one sample; repeating it would tell nothing new.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from strata.config import KvConfig, SamplingParams, Selection, SessionConfig, SpecConfig
+from strata.device import every_core
+from strata.errors import UsageError
+from strata.lm import LanguageModel
+from strata.session import create_session
+from strata.tuner.arms import DECODE
+from strata.tuner.costs import Estimate, draft_prices
+from strata.tuner.record import TrialRecord
+from strata.tuner.store import TrialStore
+from strata.tuner.study import StudyRecord
+
+FEWEST_ROUNDS = 8
+"""A continuation of fewer rounds, ended early by the model, is left out: its rates mean nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """How the drafter runs; a study's costs hold for its own alone."""
+
+    drafts: int = 1
+    window_cells: int | None = None
+    ring_cells: int | None = None
+    """What a window of None follows; None is the whole context where it fits."""
+    select: str = "0"
+    page_cells: int = 16
+    temperature: float = 0.0
+    max_new: int = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptCount:
+    """What became of the drafts behind one prompt; lists are by draft position."""
+
+    name: str
+    depth_cells: int
+    rounds: int
+    tokens: int
+    tries: list[int]
+    """Rounds in which the draft was verified and all before it had been accepted."""
+    hits: list[int]
+
+    @property
+    def accepted(self) -> float:
+        """Return the accepted drafts of a round."""
+        return sum(self.hits) / self.rounds
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the count as plain JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Acceptance at one range of depths: rates by draft position, and accepted drafts a round."""
+
+    upper_cells: int
+    rates: list[Estimate]
+    accepted: Estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """What a study says that drafting costs: accepted drafts a round at which it breaks even."""
+
+    tier_cells: int
+    ring_cells: int
+    break_even: float
+    source: str
+
+
+def read_prompts(places: Sequence[Path]) -> list[tuple[str, str]]:
+    """Return (name, text) of every prompt: files, and the files of folders, each one prompt.
+
+    Raises UsageError for what cannot be read, is no UTF-8 text or is empty.
+    """
+    files: list[Path] = []
+    for place in places:
+        if place.is_dir():
+            here = sorted(one for one in place.rglob("*") if one.is_file())
+            files += [one for one in here if not one.name.startswith(".")]
+        else:
+            files.append(place)
+    if not files:
+        raise UsageError("no prompt: name text files, or folders that hold some")
+    found = []
+    for file in files:
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            raise UsageError(f"prompt {file} cannot be read: {reason}") from None
+        if not text.strip():
+            raise UsageError(f"prompt {file} is empty")
+        found.append((str(file), text))
+    return found
+
+
+def count_drafts(
+    model: LanguageModel,
+    prompts: Sequence[tuple[str, str]],
+    how: Conditions,
+    *,
+    on_skip: Callable[[str], None] = lambda words: None,
+) -> Iterator[PromptCount]:
+    """Continue each prompt once and yield what became of its drafts; `on_skip` hears of the rest.
+
+    A prompt that is too long for the model is cut at its end. Raises UsageError for a model that
+    cannot draft.
+    """
+    if not model.has_mtp:
+        raise UsageError(f"{model.folder} has no MTP layer to draft with")
+    room = model.config.max_positions - how.max_new
+    for name, text in prompts:
+        ids = model.tokenizer.encode(text)
+        if len(ids) > room:
+            on_skip(f"{name}: its first {room} of {len(ids)} cells are taken")
+            ids = ids[:room]
+        config = SessionConfig(
+            kv=KvConfig(
+                resident_cells=how.ring_cells,
+                selection=Selection.parse(how.select),
+                page_cells=how.page_cells,
+            ),
+            spec=SpecConfig(drafts=how.drafts, window_cells=how.window_cells),
+            policy="fixed",
+        )
+        session = create_session(
+            model, config, prompt_cells=len(ids), max_new=how.max_new, environ={}
+        )
+        try:
+            with every_core():
+                session.prefill(ids)
+            params = SamplingParams(max_new=how.max_new, temperature=how.temperature)
+            done = session.generate(params)
+        finally:
+            session.close()
+        if done.stopped == "interrupted":
+            raise KeyboardInterrupt
+        if done.rounds < FEWEST_ROUNDS:
+            on_skip(f"{name}: left out, the model ended after {done.rounds} rounds")
+            continue
+        before = [done.rounds, *done.accepted]
+        tries = [min(pair) for pair in zip(done.drafted, before, strict=False)]
+        yield PromptCount(
+            name=name,
+            depth_cells=len(ids),
+            rounds=done.rounds,
+            tokens=len(done.tokens),
+            tries=tries,
+            hits=list(done.accepted),
+        )
+
+
+def by_depth(counts: Sequence[PromptCount], tiers: Sequence[int] = ()) -> list[Workload]:
+    """Return acceptance by depth: up to each of `tiers`, past them up to each power of two."""
+    grouped: dict[int, list[PromptCount]] = {}
+    for one in counts:
+        power = 1 << (one.depth_cells - 1).bit_length()
+        upper = next((tier for tier in sorted(tiers) if one.depth_cells <= tier), power)
+        grouped.setdefault(upper, []).append(one)
+    found = []
+    for upper, mine in sorted(grouped.items()):
+        rates = []
+        for place in range(max(len(one.tries) for one in mine)):
+            tried = [one for one in mine if len(one.tries) > place and one.tries[place]]
+            if tried:
+                rates.append(Estimate.of(one.hits[place] / one.tries[place] for one in tried))
+        accepted = Estimate.of(one.accepted for one in mine)
+        found.append(Workload(upper_cells=upper, rates=rates, accepted=accepted))
+    return found
+
+
+def conditions_of(study: StudyRecord, *, temperature: float, max_new: int) -> Conditions:
+    """Return how the drafter ran in a study."""
+    session = study.read_plan().session
+    return Conditions(
+        drafts=session.drafts,
+        window_cells=None if session.mtp_window == "auto" else session.mtp_window,
+        ring_cells=study.default_ring_cells,
+        select=session.select,
+        page_cells=session.page,
+        temperature=temperature,
+        max_new=max_new,
+    )
+
+
+def prices_of(store: TrialStore, study: StudyRecord) -> list[Price]:
+    """Return what drafting costs by a study: its break-even pairs, else its decoding trials.
+
+    Without break-even pairs a round with the drafter is held against one without on the same tier,
+    ring and passages, run at other times; there is nothing where a study ran one mode alone.
+    """
+    if "break-even" in study.read_plan().measure.purposes:
+        return [
+            Price(
+                tier_cells=one.tier_cells,
+                ring_cells=one.ring_cells,
+                break_even=one.break_even.mean,
+                source="break-even pairs",
+            )
+            for one in draft_prices(store, study)
+        ]
+    times: dict[tuple[int, int, str], list[float]] = {}
+    for run in store.trials(study.study):
+        if _is_timed(run):
+            place = (run.tier_cells, run.ring_cells, run.mode)
+            times.setdefault(place, []).append(-math.log(run.rounds_per_s or math.nan))
+    found = []
+    for tier, ring in sorted({(tier, ring) for tier, ring, _ in times}):
+        plain, drafting = times.get((tier, ring, "off")), times.get((tier, ring, "on"))
+        if plain and drafting:
+            ratio = sum(drafting) / len(drafting) - sum(plain) / len(plain)
+            price = Price(
+                tier_cells=tier,
+                ring_cells=ring,
+                break_even=math.expm1(ratio),
+                source="decoding trials",
+            )
+            found.append(price)
+    return found
+
+
+def _is_timed(run: TrialRecord) -> bool:
+    return run.kind == "ok" and run.purpose == DECODE and bool(run.rounds_per_s)
