@@ -243,7 +243,7 @@ class KvCache:
         own = torch.tensor(deep, device=queries.device) // g.page_cells
         queries = queries[:, -len(deep) :]
         grouped = queries.view(g.layers, len(own), g.kv_heads, -1, g.head_dim)
-        self._seed_counts = torch.zeros(g.layers, g.pages, dtype=torch.long, device=own.device)
+        self._seed_counts = torch.zeros(g.layers, g.pages, dtype=torch.int32, device=own.device)
         for layer, bounds in enumerate(self.bounds):
             # A few rows at a time: their scores of every page would otherwise take megabytes.
             for first in range(0, len(own), NOTED_ROWS):
@@ -277,7 +277,8 @@ class KvCache:
     def _rankings(self) -> torch.Tensor:
         """Return `seed_ranking` of all layers [L, n]."""
         pages = pages_of(self.committed, self.geometry.page_cells)
-        number = torch.arange(pages, device=self.residency.table.device)
+        device = self.residency.table.device
+        number = torch.arange(pages, dtype=torch.int32, device=device)
         rank = number.repeat(self.geometry.layers, 1)
         if self._seed_counts is not None:
             rank += self._seed_counts[:, :pages] * pages
