@@ -11,7 +11,14 @@ from strata.kernels import device
 from strata.kernels.select import ref
 from strata.kernels.select.ref import count_selected, update_bounds
 
-__all__ = ["MAX_FUSED_PAGES", "bound_pages", "count_selected", "select_pages", "update_bounds"]
+__all__ = [
+    "MAX_FUSED_PAGES",
+    "bound_pages",
+    "count_selected",
+    "select_pages",
+    "update_bounds",
+    "widen_bounds",
+]
 
 MAX_FUSED_PAGES = 16_384
 """Pages whose scores one program holds in registers."""
@@ -46,3 +53,26 @@ def bound_pages(
         triton.bound_pages(bounds, pages, first_page=first_page, cells=cells)
     else:
         ref.bound_pages(bounds, pages, first_page=first_page, cells=cells)
+
+
+def widen_bounds(
+    bounds: torch.Tensor,
+    cells: torch.Tensor,
+    positions: torch.Tensor,
+    accepted: torch.Tensor,
+    *,
+    page_cells: int,
+) -> None:
+    """Widen `bounds` [L, K, P, 2D] of every layer by the keys of a window's accepted rows.
+
+    `cells` is [L, R, 2, K, D], keys first; row r stands at `positions`[r], an ascending list of at
+    least R; rows 0 .. `accepted` (one number) count, the others leave no trace. The first cell of a
+    page replaces what its bounds were, so nobody resets a newborn page. `positions` and `accepted`
+    are read on the device.
+    """
+    if device.has_kernels(bounds):
+        from strata.kernels.select import triton
+
+        triton.widen_bounds(bounds, cells, positions, accepted, page_cells=page_cells)
+    else:
+        ref.widen_bounds(bounds, cells, positions, accepted, page_cells=page_cells)

@@ -28,6 +28,26 @@ def update_bounds(
     bounds[..., dim:].scatter_reduce_(-2, at, low, "amin")
 
 
+def widen_bounds(
+    bounds: torch.Tensor,
+    cells: torch.Tensor,
+    positions: torch.Tensor,
+    accepted: torch.Tensor,
+    *,
+    page_cells: int,
+) -> None:
+    """Take the rows one by one; the first cell of a page says alone what its bounds are."""
+    for row in range(min(int(accepted) + 1, cells.shape[1])):
+        page, offset = divmod(int(positions[row]), page_cells)
+        keys = cells[:, row, 0].float()
+        high, low = bounds[:, :, page].chunk(2, -1)
+        if offset:
+            high, low = torch.maximum(high, keys), torch.minimum(low, keys)
+        else:
+            high = low = keys
+        bounds[:, :, page] = torch.cat([high, low], -1)
+
+
 def bound_pages(
     bounds: torch.Tensor, pages: torch.Tensor, *, first_page: int, cells: range
 ) -> None:

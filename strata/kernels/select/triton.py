@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from strata.kernels.device import on_device_of
+from strata.kernels.overlap import let_next_begin, overlapped, wait_for_previous
 from strata.kernels.select import MAX_FUSED_PAGES
 
 SCORE_BLOCK = 32
@@ -168,6 +169,83 @@ def bound_pages(
             BLOCK_C=min(triton.next_power_of_2(page_cells), 32),
             BLOCK_D=triton.next_power_of_2(dim),
             num_warps=1,
+        )
+
+
+@triton.jit
+def _widen(
+    bounds_ptr,
+    cells_ptr,
+    positions_ptr,
+    accepted_ptr,
+    layer_stride,
+    row_stride,
+    pages,
+    rows,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE_CELLS: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Widen the bounds of one layer and head; rows of one page all write what they say together."""
+    layer, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.arange(0, BLOCK_R)
+    d = tl.arange(0, BLOCK_D)
+    wait_for_previous(OVERLAP)
+    let_next_begin(OVERLAP)
+    kept = (row < rows) & (row <= tl.load(accepted_ptr).to(tl.int32))
+    position = tl.load(positions_ptr + row, mask=kept, other=-1)
+    page = tl.where(kept, position // PAGE_CELLS, -1)
+    mask = kept[:, None] & (d < DIM)[None, :]
+    cells_ptr += layer * layer_stride + head * DIM
+    at = row.to(tl.int64)[:, None] * row_stride + d[None, :]
+    key = tl.load(cells_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    bounds_ptr += (layer * KV_HEADS + head) * pages * (2 * DIM)
+    at = page[:, None] * (2 * DIM) + d[None, :]
+    # A page whose first cell is among the rows has no bounds to go on from.
+    first = tl.min(tl.where(page[:, None] == page[None, :], position % PAGE_CELLS, PAGE_CELLS), 1)
+    old = mask & (first > 0)[:, None]
+    high = tl.load(bounds_ptr + at, mask=old, other=float("-inf"))
+    low = tl.load(bounds_ptr + at + DIM, mask=old, other=float("inf"))
+    shared = (page[:, None] == page[None, :])[:, :, None]
+    high = tl.maximum(high, tl.max(tl.where(shared, key[None, :, :], float("-inf")), 1))
+    low = tl.minimum(low, tl.min(tl.where(shared, key[None, :, :], float("inf")), 1))
+    tl.debug_barrier()  # no row may write what another has yet to read
+    tl.store(bounds_ptr + at, high, mask=mask)
+    tl.store(bounds_ptr + at + DIM, low, mask=mask)
+
+
+def widen_bounds(
+    bounds: torch.Tensor,
+    cells: torch.Tensor,
+    positions: torch.Tensor,
+    accepted: torch.Tensor,
+    *,
+    page_cells: int,
+) -> None:
+    """Widen in one launch, a program for each layer and head."""
+    layers, rows, _, kv_heads, dim = cells.shape
+    assert bounds.is_contiguous()
+    assert cells[0, 0].is_contiguous()
+    with on_device_of(bounds):
+        _widen[(layers, kv_heads)](
+            bounds,
+            cells,
+            positions,
+            accepted,
+            cells.stride(0),
+            cells.stride(1),
+            bounds.shape[2],
+            rows,
+            KV_HEADS=kv_heads,
+            DIM=dim,
+            PAGE_CELLS=page_cells,
+            BLOCK_R=triton.next_power_of_2(rows),
+            BLOCK_D=triton.next_power_of_2(dim),
+            num_warps=1,
+            **overlapped(bounds),
         )
 
 
