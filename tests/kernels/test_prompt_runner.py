@@ -7,7 +7,7 @@ import torch
 
 from strata.config import KvConfig, Selection, SessionConfig, SpecConfig
 from strata.kernels import device as kernel_device
-from strata.lm import LanguageModel, load_model
+from strata.lm import LanguageModel, bundled_model_path, load_model
 from strata.prompt import plan
 from strata.session import Session, create_session
 from tests.conftest import TINY, prompt_of
@@ -61,6 +61,26 @@ def test_the_torch_engine_agrees(model: LanguageModel) -> None:
     assert rms_ratio(one.queries, other.queries) < limit
     assert rms_ratio(one.hidden, other.hidden) < limit
     assert rms_ratio(one.drafter_cells[1:], other.drafter_cells[1:]) < limit
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ring", [0, 1024])
+def test_the_bundled_model_agrees_with_itself_in_float32(bundled: LanguageModel, ring: int) -> None:
+    cells = 10_000  # more than a chunk
+    ids = prompt_of(bundled, cells)
+    parked = []
+    for model in (bundled, load_model(bundled_model_path(), "cuda")):
+        config = SessionConfig(kv=KvConfig(resident_cells=ring), spec=SpecConfig(drafts=1))
+        session = create_session(model, config, prompt_cells=cells, max_new=8, environ={})
+        session.prefill(ids)
+        parked.append(session.park())
+    expected, got = parked
+    assert expected.drafter_cells is not None
+    assert got.drafter_cells is not None
+    for layer in range(len(expected.cells)):
+        assert rms_ratio(got.cells[layer], expected.cells[layer]) < 3e-2
+    assert rms_ratio(got.hidden, expected.hidden) < 3e-2
+    assert rms_ratio(got.drafter_cells[1:], expected.drafter_cells[1:]) < 3e-2
 
 
 def test_ring_page_and_budget_leave_no_trace_and_a_parked_prompt_seeds_the_same(
