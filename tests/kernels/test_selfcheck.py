@@ -54,7 +54,7 @@ def spoil(name: str, function: Any) -> Any:
             args[3].view(-1)[-1] += 1
         elif name == "resolve":
             args[0].table[0, :1] = 3
-        elif name == "bound_pages":
+        elif name in ("bound_pages", "widen_bounds"):
             args[0].add_(1)
         elif name == "attend_prompt" or name == "norm_rows":
             kwargs["out"].mul_(1.1)
@@ -109,6 +109,7 @@ def spoil(name: str, function: Any) -> Any:
         ("resolve", "resolve"),
         ("select", "bound_pages"),
         ("select", "select_pages"),
+        ("select", "widen_bounds"),
         ("window_attention", "attend_window"),
     ],
 )

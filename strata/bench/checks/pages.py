@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from strata.bench.checks.inputs import ROWS, Inputs, same_bits
@@ -90,7 +92,7 @@ def check_window_attention(given: Inputs) -> bool:
 
 
 def check_select(given: Inputs) -> bool:
-    """Compare the pages chosen by whole numbers, whose scores are exact, and a prompt's bounds."""
+    """Compare the pages chosen by whole numbers, whose scores are exact, and how bounds widen."""
     c, pages, count, tail = given.config, 60, 12, tail_pages(PAGE_CELLS)
     a, b = (given.whole(9, c.kv_heads, pages, c.head_dim).float() for _ in range(2))
     bounds = torch.cat([torch.maximum(a, b), torch.minimum(a, b)], -1)
@@ -100,12 +102,27 @@ def check_select(given: Inputs) -> bool:
     got = select.select_pages(
         given.put(q), given.put(bounds), given.put(own), count=count, tail=tail
     )
-    keys = given.normal(pages, 2 * c.kv_heads, PAGE_CELLS, c.head_dim)
-    want, widened = bounds.clone(), given.put(bounds)
+    return torch.equal(got.cpu(), expected) and all(_bounds_agree(given, bounds))
+
+
+def _bounds_agree(given: Inputs, bounds: torch.Tensor) -> Iterator[bool]:
+    """Yield whether bounds are the same behind a prompt's piece, and behind accepted rows."""
+    c = given.config
+    keys = given.normal(bounds.shape[1], 2 * c.kv_heads, PAGE_CELLS, c.head_dim)
+    want, got = bounds.clone(), given.put(bounds)
     cells = range(PAGE_CELLS * 2 - 5, PAGE_CELLS * 4 + 3)
     select.ref.bound_pages(want, keys, first_page=0, cells=cells)
-    select.bound_pages(widened, given.put(keys), first_page=0, cells=cells)
-    return torch.equal(got.cpu(), expected) and torch.equal(widened.cpu(), want)
+    select.bound_pages(got, given.put(keys), first_page=0, cells=cells)
+    yield torch.equal(got.cpu(), want)
+    want, got = bounds.expand(c.layers, -1, -1, -1).clone(), given.put(bounds)
+    got = got.expand(c.layers, -1, -1, -1).contiguous()
+    rows = given.normal(c.layers, ROWS + 2, 2, c.kv_heads, c.head_dim)
+    positions = torch.arange(ROWS + 2) + PAGE_CELLS * 5 - 2  # the third row begins a page
+    accepted = torch.tensor([ROWS])
+    select.ref.widen_bounds(want, rows, positions, accepted, page_cells=PAGE_CELLS)
+    there = (given.put(rows), given.put(positions), given.put(accepted))
+    select.widen_bounds(got, *there, page_cells=PAGE_CELLS)
+    yield torch.equal(got.cpu(), want)
 
 
 def check_resolve(given: Inputs) -> bool:
