@@ -88,8 +88,10 @@ def _join(
         total += tl.sum(both, 1)
     tl.store(residual_ptr + row * HIDDEN + o, total.to(kind), mask=o < HIDDEN)
     if arrive_last(counter_ptr + row, tl.num_programs(0)):
-        at = residual_ptr + row * HIDDEN + every
-        joined = tl.load(at, mask=every < HIDDEN, other=0.0, cache_modifier=".cg").to(tl.float32)
+        joined_at = residual_ptr + row * HIDDEN + every
+        joined = tl.load(joined_at, mask=every < HIDDEN, other=0.0, cache_modifier=".cg").to(
+            tl.float32
+        )
         normed = norm_row(joined, gain, eps, HIDDEN).to(kind)
         tl.store(normed_ptr + row * HIDDEN + every, normed, mask=every < HIDDEN)
 

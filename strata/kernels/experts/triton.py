@@ -17,7 +17,7 @@ from strata.kernels.overlap import let_next_begin, overlapped, wait_for_previous
 from strata.kernels.settle import arrive_last, load_row, settle_row
 
 
-NUM_WARPS = 4
+NUM_WARPS = 2
 
 
 @triton.jit

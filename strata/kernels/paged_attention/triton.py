@@ -21,7 +21,8 @@ TILE_ROWS = 8
 REDUCE_SPLITS = 256
 """Lanes of the reduction: lane i adds splits i, i + 256, ..., then the lanes are summed."""
 REDUCE_DIMS = 16
-BLOCK_CELLS = 64
+BLOCK_CELLS = {"dense": 64, "selected": 128}
+"""Cells that a program of 16-bit values has at hand: few programs of a list want them at once."""
 LOG2_E = 1.4426950408889634  # scores are powers of two
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Interpreted products take bfloat16 for integers, so operands are widened there."""
@@ -256,7 +257,9 @@ def split_attention(
             SPLIT=split_pages * page_cells,
             ROWS=tile_rows,
             BLOCK_M=block_m,
-            BLOCK_N=BLOCK_CELLS if q.element_size() == 2 else 32,
+            BLOCK_N=BLOCK_CELLS["selected" if selected else "dense"]
+            if q.element_size() == 2
+            else 32,
             BLOCK_D=triton.next_power_of_2(dim),
             WIDEN=INTERPRETED,
             num_warps=8 if block_m > 64 else 4,
