@@ -32,6 +32,8 @@ GRACE_S = 15.0
 """How much longer than a pair's own timeout the server may be silent before it is replaced."""
 
 START_TIMEOUT_S = 600.0
+START_TRIES = 3
+REAP_S = 1.0
 MODULE = "strata.tuner.trial"
 
 
@@ -61,22 +63,34 @@ class ProcessRunner:
         self._starting = threading.Lock()
 
     def describe(self, passages: Sequence[str]) -> EngineFacts:
-        """Return the facts of the engine over `passages`; raise StrataError where it refuses."""
-        try:
-            self._send({"op": "describe", "passages": list(passages)})
-            facts = None
-            while (event := self._receive(START_TIMEOUT_S))["event"] != "end":
-                if event["event"] == "refused":
-                    raise UsageError(event["message"])
-                facts = event["facts"]
-        except ServerLostError as error:
-            self._end()
-            raise StrataError(f"the trial process ended at its start: {error}") from None
-        if facts is None:
-            raise StrataError(
-                f"the trial process failed at its start; its words are in {self._log}"
-            )
-        return EngineFacts.from_json(facts)
+        """Return the facts of the engine over `passages`; raise StrataError where it refuses.
+
+        What a signal ends is started again, START_TRIES times in all.
+        """
+        for left in reversed(range(START_TRIES)):
+            try:
+                facts, status = self._describe(passages)
+            except ServerLostError as error:
+                was_killed = self._was_killed()
+                self._end()
+                if was_killed and left and not self._stopped:
+                    continue
+                raise StrataError(f"the trial process ended at its start: {error}") from None
+            if facts is not None:
+                return facts
+            if status >= 0:
+                break
+        raise StrataError(f"the trial process failed at its start; its words are in {self._log}")
+
+    def _describe(self, passages: Sequence[str]) -> tuple[EngineFacts | None, int]:
+        """Return the facts, None without, and how the process that was to find them ended."""
+        facts = None
+        self._send({"op": "describe", "passages": list(passages)})
+        while (event := self._receive(START_TIMEOUT_S))["event"] != "end":
+            if event["event"] == "refused":
+                raise UsageError(event["message"])
+            facts = EngineFacts.from_json(event["facts"])
+        return facts, event["exit"]
 
     def run_pair(
         self, spec: PairSpec, facts: EngineFacts, *, timeout_s: float
@@ -184,6 +198,13 @@ class ProcessRunner:
         line, _, self._buffer = self._buffer.partition(b"\n")
         event: dict[str, Any] = json.loads(line)
         return event
+
+    def _was_killed(self) -> bool:
+        """Return whether a signal has ended the server; one that is only silent has not ended."""
+        try:
+            return self._server is not None and self._server.wait(REAP_S) < 0
+        except subprocess.TimeoutExpired:
+            return False
 
     def _last_words(self) -> str:
         """Return the last line that the server wrote to its log."""

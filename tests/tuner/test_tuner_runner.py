@@ -107,6 +107,28 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
         runner.describe([])
 
 
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_start_that_a_signal_ends_is_tried_again(times: int, tmp_path: Path) -> None:
+    """The first so many servers are killed at their start; three are too many."""
+    count = tmp_path / "count"
+    script = (
+        "import os, pathlib, runpy, sys\n"
+        f"count = pathlib.Path({str(count)!r})\n"
+        "started = int(count.read_text()) if count.exists() else 0\n"
+        "count.write_text(str(started + 1))\n"
+        f"if started < {times}: os.kill(os.getpid(), 9)\n"
+        f"sys.path.insert(0, {str(Path(COMMAND[1]).parent)!r})\n"
+        f"runpy.run_path({COMMAND[1]!r}, run_name='__main__')\n"
+    )
+    with ProcessRunner([sys.executable, "-c", script], log=tmp_path / "log") as runner:
+        if times < 3:
+            assert runner.describe([]) == FACTS
+        else:
+            with pytest.raises(StrataError, match="ended at its start"):
+                runner.describe([])
+    assert int(count.read_text()) == min(3, times + 1)
+
+
 DRIVER = """
 import sys
 from pathlib import Path
