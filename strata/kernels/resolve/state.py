@@ -20,7 +20,8 @@ class ResolveState:
     """Residency of L layers with P pages and S slots each; one layer of experts is a layer too.
 
     Slots below `scalars[:, FILLED]` have an owner, the others never had one. A slot whose stamp
-    equals the epoch of a resolve was selected by it. `seen` is scratch of one resolve.
+    equals the epoch of a resolve was selected by it. `seen` is scratch of one resolve, `spare` of
+    one birth.
     """
 
     table: torch.Tensor  # [L, P], slot or -1
@@ -28,6 +29,7 @@ class ResolveState:
     memory: torch.Tensor  # [L, S], uint8 reference bits (clock) or float64 log2 weights (lrfu)
     stamp: torch.Tensor  # [L, S]
     seen: torch.Tensor  # [L, P]
+    spare: torch.Tensor  # [L, 2]
     scalars: torch.Tensor  # [L, SCALARS]
     counters: torch.Tensor  # [L, COUNTS]
 
@@ -54,6 +56,7 @@ class ResolveState:
             memory=torch.zeros_like(owner, dtype=memory),
             stamp=torch.zeros_like(owner),
             seen=torch.zeros_like(table),
+            spare=torch.zeros(layers, 2, dtype=torch.int32, device=device),
             scalars=torch.zeros(layers, SCALARS, dtype=torch.int32, device=device),
             counters=torch.zeros(layers, COUNTS, dtype=torch.int64, device=device),
         )
@@ -81,6 +84,7 @@ class Admitted:
     pages: torch.Tensor  # [N, room]
     slots: torch.Tensor  # [N, room]
     count: torch.Tensor  # [N, 2], admitted and missed
+    spare: torch.Tensor  # [N, 2, room], scratch
 
     @classmethod
     def empty(cls, layers: int, room: int, device: torch.device) -> Admitted:
@@ -89,4 +93,5 @@ class Admitted:
             pages=torch.zeros(layers, room, dtype=torch.int32, device=device),
             slots=torch.zeros(layers, room, dtype=torch.int32, device=device),
             count=torch.zeros(layers, 2, dtype=torch.int32, device=device),
+            spare=torch.zeros(layers, 2, room, dtype=torch.int32, device=device),
         )

@@ -12,11 +12,15 @@ import triton
 import triton.language as tl
 
 from strata.kernels.device import on_device_of
+from strata.kernels.overlap import let_next_begin, overlapped, wait_for_previous
 from strata.kernels.resolve import MAX_LRFU_SLOTS
 from strata.kernels.resolve.ref import LRFU_DECAY
 from strata.kernels.resolve.state import COUNTS, SCALARS, Admitted, ResolveState
 
 BLOCK = 1024
+"""Entries looked up at a time."""
+BLOCK_SWEEP = 256
+"""Slots that the hand passes at a time."""
 
 
 @triton.jit
@@ -28,59 +32,97 @@ def _add_read(weight, now):
 
 
 @triton.jit
-def _sweep(
-    owner_ptr, bits_ptr, stamp_ptr, out_ptr, hand, need, keep, epoch, slots, BLOCK: tl.constexpr
+def _sum_max(a, b, c, d):
+    return a + c, tl.maximum(b, d)
+
+
+@triton.jit
+def first_slots(owner_ptr, bits_ptr, hand, start, slots, BLOCK: tl.constexpr):
+    """Load owners and bits of the BLOCK slots that the hand meets after `start` others."""
+    i = start + tl.arange(0, BLOCK)
+    slot = tl.where(hand + i >= slots, hand + i - slots, hand + i)
+    owner = tl.load(owner_ptr + slot, mask=i < slots, other=-1)
+    return owner, tl.load(bits_ptr + slot, mask=i < slots, other=1)
+
+
+@triton.jit
+def sweep(
+    owner,
+    bit,
+    owner_ptr,
+    bits_ptr,
+    stamp_ptr,
+    out_ptr,
+    evicted_ptr,
+    hand,
+    need,
+    keep,
+    epoch,
+    slots,
+    BLOCK: tl.constexpr,
 ):
     """Write at most `need` victims of a second-chance sweep; return their number and the hand.
 
-    A victim of the first turn is stamped, so that what the second turn finds unstamped is what the
-    first spared, in sweep order.
+    `owner` and `bit` are those of the first BLOCK slots. A victim of the first turn is stamped, so
+    that what the second turn finds unstamped is what the first spared, in sweep order.
     """
     found = need * 0
     last = found - 1  # place of the last victim, in steps from the hand
     start = found
     while (start < slots) & (found < need):
         i = start + tl.arange(0, BLOCK)
-        inside = i < slots
         slot = tl.where(hand + i >= slots, hand + i - slots, hand + i)
-        owner = tl.load(owner_ptr + slot, mask=inside, other=-1)
-        stamp = tl.load(stamp_ptr + slot, mask=inside, other=0)
-        bit = tl.load(bits_ptr + slot, mask=inside, other=1)
-        evictable = inside & (owner >= 0) & (owner < keep) & (stamp != epoch)
+        stamp = tl.load(stamp_ptr + slot, mask=i < slots, other=0)
+        evictable = (owner >= 0) & (owner < keep) & (stamp != epoch)
         cold = evictable & (bit == 0)
         rank = found + tl.cumsum(cold.to(tl.int32), 0)
         victim = cold & (rank <= need)
         tl.store(out_ptr + rank - 1, slot, mask=victim)
+        tl.store(evicted_ptr + rank - 1, owner, mask=victim)
         tl.store(stamp_ptr + slot, epoch + tl.zeros((BLOCK,), tl.int32), mask=victim)
-        last = tl.maximum(last, tl.max(tl.where(victim, i, -1), 0))
-        found += tl.sum(victim.to(tl.int32), 0)
+        taken, furthest = tl.reduce((victim.to(tl.int32), tl.where(victim, i, -1)), 0, _sum_max)
+        found += taken
+        last = tl.maximum(last, furthest)
         passed = tl.where(found == need, last, start + BLOCK)
         tl.store(bits_ptr + slot, tl.zeros((BLOCK,), tl.uint8), mask=evictable & (i <= passed))
         start += BLOCK
-    tl.debug_barrier()
-    start = need * 0
-    while (start < slots) & (found < need):
-        i = start + tl.arange(0, BLOCK)
-        inside = i < slots
-        slot = tl.where(hand + i >= slots, hand + i - slots, hand + i)
-        owner = tl.load(owner_ptr + slot, mask=inside, other=-1)
-        stamp = tl.load(stamp_ptr + slot, mask=inside, other=0)
-        evictable = inside & (owner >= 0) & (owner < keep) & (stamp != epoch)
-        rank = found + tl.cumsum(evictable.to(tl.int32), 0)
-        victim = evictable & (rank <= need)
-        tl.store(out_ptr + rank - 1, slot, mask=victim)
-        furthest = tl.max(tl.where(victim, i, -1), 0)
-        last = tl.where(furthest >= 0, furthest, last)
-        found += tl.sum(victim.to(tl.int32), 0)
-        start += BLOCK
+        if (start < slots) & (found < need):
+            owner, bit = first_slots(owner_ptr, bits_ptr, hand, start, slots, BLOCK)
+    if found < need:
+        tl.debug_barrier()
+        start = need * 0
+        while (start < slots) & (found < need):
+            i = start + tl.arange(0, BLOCK)
+            inside = i < slots
+            slot = tl.where(hand + i >= slots, hand + i - slots, hand + i)
+            owner = tl.load(owner_ptr + slot, mask=inside, other=-1)
+            stamp = tl.load(stamp_ptr + slot, mask=inside, other=0)
+            evictable = inside & (owner >= 0) & (owner < keep) & (stamp != epoch)
+            rank = found + tl.cumsum(evictable.to(tl.int32), 0)
+            victim = evictable & (rank <= need)
+            tl.store(out_ptr + rank - 1, slot, mask=victim)
+            tl.store(evicted_ptr + rank - 1, owner, mask=victim)
+            furthest = tl.max(tl.where(victim, i, -1), 0)
+            last = tl.where(furthest >= 0, furthest, last)
+            found += tl.sum(victim.to(tl.int32), 0)
+            start += BLOCK
     return found, tl.where(last >= 0, (hand + last + 1) % slots, hand)
 
 
 @triton.jit
-def _lightest(
-    owner_ptr, weight_ptr, stamp_ptr, out_ptr, need, keep, epoch, slots, BLOCK: tl.constexpr
+def lightest(
+    owner_ptr,
+    weight_ptr,
+    stamp_ptr,
+    out_ptr,
+    evicted_ptr,
+    need,
+    keep,
+    epoch,
+    slots,
+    BLOCK: tl.constexpr,
 ):
-    """Write at most `need` lightest slots, by number; return how many.
+    """Write at most `need` lightest slots, by number, and their owners; return how many.
 
     The threshold is found by halving over integers that order as the float64 weights do.
     """
@@ -108,6 +150,7 @@ def _lightest(
     place = (ranks & 65535) + tl.minimum(tie_rank, ties) - 1
     chosen = (below > 0) | ((equal > 0) & (tie_rank <= ties))
     tl.store(out_ptr + place, slot, mask=chosen)
+    tl.store(evicted_ptr + place, owner, mask=chosen)
     return found
 
 
@@ -133,6 +176,7 @@ def _resolve(
     memory_ptr,
     stamp_ptr,
     seen_ptr,
+    spare_ptr,
     scalars_ptr,
     counters_ptr,
     out_pages_ptr,
@@ -152,7 +196,10 @@ def _resolve(
     DECAY: tl.constexpr,
     NUM_SCALARS: tl.constexpr,
     NUM_COUNTS: tl.constexpr,
+    OVERLAP: tl.constexpr,
     BLOCK: tl.constexpr,
+    BLOCK_SWEEP: tl.constexpr,
+    BLOCK_MISSES: tl.constexpr,
     BLOCK_SLOTS: tl.constexpr,
 ):
     program = tl.program_id(0).to(tl.int64)
@@ -162,11 +209,15 @@ def _resolve(
     out_count_ptr += program * 2
     table_ptr += layer * pages
     seen_ptr += layer * pages
+    spare_ptr += program * room * 2
+    evicted_ptr = spare_ptr + room
     owner_ptr += layer * slots
     memory_ptr += layer * slots
     stamp_ptr += layer * slots
     scalars_ptr += layer * NUM_SCALARS
     counters_ptr += layer * NUM_COUNTS
+    wait_for_previous(OVERLAP)
+    let_next_begin(OVERLAP)
     filled = tl.load(scalars_ptr)
     time = tl.load(scalars_ptr + 1)
     epoch = tl.load(scalars_ptr + 2) + 1
@@ -176,6 +227,8 @@ def _resolve(
     old_overflows = tl.load(counters_ptr + 3)
     keep = tl.load(keep_ptr).to(tl.int32) if KEEP else pages
     now = (time + 1).to(tl.float64) * tl.full((), DECAY, tl.float64)
+    if CLOCK:
+        owner, bit = first_slots(owner_ptr, memory_ptr, time, 0, slots, BLOCK_SWEEP)
 
     # Look up: hits are stamped and read now, misses listed, each page once. Of equal pages the
     # one whose number stuck in `seen` speaks for all; which one that is makes no difference.
@@ -185,7 +238,7 @@ def _resolve(
             page = tl.load(pages_ptr + i, mask=i < num_asked, other=-1).to(tl.int32)
             tl.store(seen_ptr + page + base, i, mask=page >= 0)
         tl.debug_barrier()
-    listed_ptr = out_pages_ptr if DISTINCT else out_slots_ptr
+    listed_ptr = out_pages_ptr if DISTINCT else spare_ptr
     lookups = filled * 0
     missed = filled * 0
     for start in range(0, num_asked, BLOCK):
@@ -193,9 +246,9 @@ def _resolve(
         page = tl.load(pages_ptr + i, mask=i < num_asked, other=-1).to(tl.int32)
         asked = page >= 0
         page += base
+        slot = tl.load(table_ptr + page, mask=asked, other=-1)
         if not DISTINCT:
             asked = asked & (tl.load(seen_ptr + page, mask=asked, other=-1) == i)
-        slot = tl.load(table_ptr + page, mask=asked, other=-1)
         hit = asked & (slot >= 0)
         miss = asked & (slot < 0)
         tl.store(stamp_ptr + slot, epoch + tl.zeros((BLOCK,), tl.int32), mask=hit)
@@ -206,66 +259,70 @@ def _resolve(
             tl.store(memory_ptr + slot, _add_read(weight, now), mask=hit)
         rank = missed + tl.cumsum(miss.to(tl.int32), 0)
         tl.store(listed_ptr + rank - 1, page, mask=miss)
-        missed += tl.sum(miss.to(tl.int32), 0)
-        lookups += tl.sum(asked.to(tl.int32), 0)
-    tl.debug_barrier()
-    if not DISTINCT:
-        _sort(out_slots_ptr, out_pages_ptr, missed, 32, 64)
-        tl.debug_barrier()
+        both = tl.sum(asked.to(tl.int32) + miss.to(tl.int32) * 65536, 0)  # a block has fewer
+        lookups += both & 65535
+        missed += both >> 16
 
     # Slots: free ones first, then victims.
     free = tl.minimum(slots - filled, missed)
-    for start in range(0, free, BLOCK):
-        i = start + tl.arange(0, BLOCK)
-        tl.store(out_slots_ptr + i, filled + i, mask=i < free)
     need = missed - free
     found = need * 0
-    if CLOCK:
-        found, time = _sweep(
-            owner_ptr,
-            memory_ptr,
-            stamp_ptr,
-            out_slots_ptr + free,
-            time,
-            need,
-            keep,
-            epoch,
-            slots,
-            BLOCK,
-        )
-    else:
+    if not CLOCK:
         time += 1
+    if missed > 0:
+        tl.debug_barrier()
+        if not DISTINCT:
+            _sort(spare_ptr, out_pages_ptr, missed, 32, 64)
+        for start in range(0, free, BLOCK_MISSES):
+            i = start + tl.arange(0, BLOCK_MISSES)
+            tl.store(out_slots_ptr + i, filled + i, mask=i < free)
         if need > 0:
-            found = _lightest(
-                owner_ptr,
-                memory_ptr,
-                stamp_ptr,
-                out_slots_ptr + free,
-                need,
-                keep,
-                epoch,
-                slots,
-                BLOCK_SLOTS,
-            )
-    tl.debug_barrier()
-
-    # Re-point: who is evicted was not asked for, so the two stores to the table never meet.
+            if CLOCK:
+                found, time = sweep(
+                    owner,
+                    bit,
+                    owner_ptr,
+                    memory_ptr,
+                    stamp_ptr,
+                    out_slots_ptr + free,
+                    evicted_ptr + free,
+                    time,
+                    need,
+                    keep,
+                    epoch,
+                    slots,
+                    BLOCK_SWEEP,
+                )
+            else:
+                found = lightest(
+                    owner_ptr,
+                    memory_ptr,
+                    stamp_ptr,
+                    out_slots_ptr + free,
+                    evicted_ptr + free,
+                    need,
+                    keep,
+                    epoch,
+                    slots,
+                    BLOCK_SLOTS,
+                )
+        tl.debug_barrier()
+        # Re-point: who is evicted was not asked for, so the two stores to the table never meet.
+        for start in range(0, free + found, BLOCK_MISSES):
+            i = start + tl.arange(0, BLOCK_MISSES)
+            mask = i < free + found
+            page = tl.load(out_pages_ptr + i, mask=mask, other=0)
+            slot = tl.load(out_slots_ptr + i, mask=mask, other=0)
+            evicted = tl.load(evicted_ptr + i, mask=mask & (i >= free), other=-1)
+            tl.store(table_ptr + evicted, tl.full((BLOCK_MISSES,), -1, tl.int32), mask=evicted >= 0)
+            tl.store(table_ptr + page, slot, mask=mask)
+            tl.store(owner_ptr + slot, page, mask=mask)
+            if CLOCK:
+                tl.store(memory_ptr + slot, tl.full((BLOCK_MISSES,), 1, tl.uint8), mask=mask)
+            else:
+                weight = tl.load(memory_ptr + slot, mask=i < free, other=float("-inf"))
+                tl.store(memory_ptr + slot, _add_read(weight, now), mask=mask)
     admitted = free + found
-    for start in range(0, admitted, BLOCK):
-        i = start + tl.arange(0, BLOCK)
-        mask = i < admitted
-        page = tl.load(out_pages_ptr + i, mask=mask, other=0)
-        slot = tl.load(out_slots_ptr + i, mask=mask, other=0)
-        evicted = tl.load(owner_ptr + slot, mask=mask, other=-1)
-        tl.debug_barrier()  # no thread may write an owner that another has yet to read
-        tl.store(table_ptr + evicted, tl.full((BLOCK,), -1, tl.int32), mask=evicted >= 0)
-        tl.store(table_ptr + page, slot, mask=mask)
-        tl.store(owner_ptr + slot, page, mask=mask)
-        if CLOCK:
-            tl.store(memory_ptr + slot, tl.full((BLOCK,), 1, tl.uint8), mask=mask)
-        else:
-            weight = tl.load(memory_ptr + slot, mask=i < free, other=float("-inf"))
-            tl.store(memory_ptr + slot, _add_read(weight, now), mask=mask)
     tl.store(scalars_ptr, filled + free)
     tl.store(scalars_ptr + 1, time)
     tl.store(scalars_ptr + 2, epoch)
@@ -289,6 +346,7 @@ def resolve(
     distinct: bool = False,
     count: bool = True,
     block: int = BLOCK,
+    block_sweep: int = BLOCK_SWEEP,
 ) -> None:
     """Resolve `pages` of one layer, or of every layer in one launch; see the package."""
     layers, num_pages = state.table.shape
@@ -301,6 +359,12 @@ def resolve(
     asked = pages.numel()
     assert out.pages.shape[0] == programs
     assert out.pages.shape[1] >= min(asked, num_pages)
+    block = min(block, max(triton.next_power_of_2(asked), 128))
+    block_sweep = min(block, block_sweep)
+    # No more threads than a block has elements: copies of an element in another warp could
+    # read a stamp after it was written.
+    threads = block_sweep if clock else block
+    warps = max(1, min(threads // 32, 8))
     block_slots = max(triton.next_power_of_2(slots), 64)
     with on_device_of(state.table):
         _resolve[(programs,)](
@@ -310,6 +374,7 @@ def resolve(
             state.memory,
             state.stamp,
             state.seen,
+            out.spare,
             state.scalars,
             state.counters,
             out.pages,
@@ -330,8 +395,9 @@ def resolve(
             NUM_SCALARS=SCALARS,
             NUM_COUNTS=COUNTS,
             BLOCK=block,
+            BLOCK_SWEEP=block_sweep,
+            BLOCK_MISSES=min(block, 32 * warps),
             BLOCK_SLOTS=block_slots,
-            # No more threads than a block has elements: copies of an element in another warp could
-            # read a stamp after it was written.
-            num_warps=16 if not clock and block_slots > 4096 else max(1, min(block // 32, 8)),
+            num_warps=16 if not clock and block_slots > 4096 else warps,
+            **overlapped(state.table),
         )
