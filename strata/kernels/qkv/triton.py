@@ -6,6 +6,8 @@ computed apart, because the rotation pairs value d with value d + D / 2.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -14,6 +16,9 @@ from strata.kernels.device import on_device_of
 from strata.kernels.overlap import let_next_begin, overlapped, wait_for_previous
 from strata.kernels.qkv import CellStore
 from strata.kernels.settle import load_row
+
+TURN = tl.constexpr(2 * math.pi)
+PER_TURN = tl.constexpr(1 / (2 * math.pi))
 
 
 @triton.jit(
@@ -79,7 +84,11 @@ def _project(
         gain = gain_ptr + head * DIM + i
         low = low * scale * tl.load(gain, mask=given, other=0.0).to(tl.float32)
         high = high * scale * tl.load(gain + half, mask=given, other=0.0).to(tl.float32)
-        angle = position.to(tl.float32) * tl.load(inverse_ptr + i, mask=given, other=0.0)
+        # The phase is float32, as the reference's; whole turns leave it in float64, because the
+        # device's sine of 100,000 radians has few right digits.
+        rate = tl.load(inverse_ptr + i, mask=given, other=0.0)
+        phase = (position.to(tl.float32) * rate).to(tl.float64)
+        angle = (phase - tl.floor(phase * PER_TURN + 0.5) * TURN).to(tl.float32)
         cos = tl.cos(angle)
         sin = tl.sin(angle)
         turned = low * cos - high * sin

@@ -1,0 +1,106 @@
+"""Acceptance on the device against plain torch, whatever was drafted and however many rows.
+
+Held: every entry of the board equals the reference's, entries that are not written keep what they
+had, and the loop of `Engine.collect` counts the same drafts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strata.config import MAX_DRAFTS, MAX_ROWS
+from strata.kernels.accept import Board, ref
+from tests.kernels.devices import DEVICES
+
+triton_accept = pytest.importorskip("strata.kernels.accept.triton")
+
+FEW_TOKENS = st.lists(st.integers(0, 1), min_size=MAX_ROWS, max_size=MAX_ROWS)
+
+
+def board(device: str, cells: int, page_cells: int) -> Board:
+    """Return a board whose entries all differ."""
+    made = Board.empty(torch.device(device))
+    for number, field in enumerate(fields(made), 1):
+        tensor = getattr(made, field.name)
+        tensor.copy_(torch.arange(len(tensor)) - 1000 * number)
+    made.start(cells, 7, page_cells)
+    return made
+
+
+def contents(made: Board) -> dict[str, list[int]]:
+    if made.positions.is_cuda:
+        torch.cuda.synchronize()
+    return {field.name: getattr(made, field.name).tolist() for field in fields(made)}
+
+
+def counted(tokens: list[int], targets: list[int], rows: int, limit: int) -> int:
+    accepted = 0
+    while accepted < min(rows - 1, limit) and tokens[accepted + 1] == targets[accepted]:
+        accepted += 1
+    return accepted
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@settings(max_examples=150)
+@given(
+    tokens=FEW_TOKENS,
+    targets=FEW_TOKENS,
+    matching=st.integers(0, MAX_ROWS),
+    rows=st.integers(1, MAX_ROWS),
+    limit=st.integers(0, MAX_DRAFTS),
+    cells=st.integers(0, 200_000),
+    page_cells=st.sampled_from([1, 3, 4, 16, 1024]),
+)
+def test_every_entry_is_the_reference_s(
+    device: str,
+    tokens: list[int],
+    targets: list[int],
+    matching: int,
+    rows: int,
+    limit: int,
+    cells: int,
+    page_cells: int,
+) -> None:
+    tokens[1 : matching + 1] = targets[:matching]
+    tokens = tokens[:MAX_ROWS]
+    got, expected = board(device, cells, page_cells), board("cpu", cells, page_cells)
+    for made in (got, expected):
+        made.tokens.copy_(torch.tensor(tokens))
+        made.targets.copy_(torch.tensor(targets))
+        made.limit.fill_(limit)
+    triton_accept.accept(got, rows=rows, page_cells=page_cells)
+    ref.accept(expected, rows=rows, page_cells=page_cells)
+    after = contents(got)
+    assert after == contents(expected)
+    accepted = counted(tokens, targets, rows, limit)
+    assert after["accepted"] == [accepted]
+    assert after["result"][:rows] == targets[:rows]
+    assert after["result"][MAX_ROWS:] == [accepted, limit]
+    assert after["tokens"] == [targets[accepted], *tokens[1:]]
+    end = cells + accepted + 1
+    assert after["positions"] == list(range(end, end + MAX_ROWS))
+    assert after["ahead"] == list(range(end + 1, end + 1 + MAX_ROWS))
+    assert after["own_pages"] == [at // page_cells for at in range(end, end + MAX_ROWS)]
+    assert after["written"] == list(range(cells, cells + MAX_ROWS))
+    assert after["written_ahead"] == list(range(cells + 1, cells + 1 + MAX_ROWS))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rounds_follow_one_another(device: str) -> None:
+    made = board(device, 30, 4)
+    end, token = 30, 7
+    for accepted, rows in ((2, 4), (0, 1), (7, 8), (0, 3), (1, 2)):
+        assert made.positions.tolist() == list(range(end, end + MAX_ROWS))
+        assert made.tokens[0] == token
+        targets = torch.arange(100 + end, 100 + end + MAX_ROWS)
+        made.targets.copy_(targets)
+        made.tokens[1:].fill_(-1)
+        made.tokens[1 : accepted + 1] = targets[:accepted].to(device)
+        triton_accept.accept(made, rows=rows, page_cells=4)
+        end, token = end + accepted + 1, 100 + end + accepted
+    assert contents(made)["result"][MAX_ROWS] == 1
