@@ -22,7 +22,7 @@ from strata.models.features import Features, num_rows, read_cells, scored_cells
 from strata.models.misses import FallingCurve, PageMisses
 from strata.models.physics import Floats
 
-ROUND_LAUNCHES, LAYER_LAUNCHES, DRAFT_LAUNCHES = 5.0, 4.0, 7.0
+ROUND_LAUNCHES, LAYER_LAUNCHES, DRAFT_LAUNCHES = 4.0, 4.0, 7.0
 SELECTION_LAUNCHES, POOL_LAUNCHES = 4.0, 2.0
 """Launches of a captured round: once, of a layer, of a draft; of a layer's selection and of its
 pooled experts besides. Counted by torch's profiler (`experiments/gpu-decode/profile.py`)."""

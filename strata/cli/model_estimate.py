@@ -19,7 +19,7 @@ from strata.config import (
     PAGE_CELLS,
     Selection,
 )
-from strata.errors import UsageError
+from strata.errors import BudgetError, UsageError
 from strata.policy import Fingerprint
 from strata.units import format_bytes, parse_cells
 
@@ -62,6 +62,8 @@ def estimate(
     depths = chosen.depths or _depths(ledger, scenario)
     drafts = chosen.drafts or ((0, 1) if ledger.model.has_mtp else (0,))
     grid = lay_grid(scenario, ledger, depths=depths, drafts=drafts, rings=chosen.rings)
+    if (grid["obstacle"] != "").all():
+        raise BudgetError(str(grid["obstacle"].iloc[0]))
     geometry = geometry_of(ledger, scenario.ask(depths[0], 0))
     workload = _workload(geometry, known, max(drafts), accepted)
     found = grid.join(whatif.estimate(grid, profile, geometry, workload))
@@ -76,8 +78,9 @@ def estimate(
         f"ESTIMATE for {profile.name}, model {c.model_hash[:12]}, selection {c.select}, "
         f"{format_bytes(scenario.budget_bytes or 0)} of device memory: nothing was measured"
     )
-    if chosen.rings:
-        show_table(view.estimates_table(found))
+    shown = found if chosen.rings else found[found["obstacle"] != ""]
+    if len(shown):
+        show_table(view.estimates_table(shown))
     show_table(view.estimated_entries_table(entries))
     note("an estimate is no evidence, and no session obeys it: measure with strata tune")
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from strata.cli.model_ledger import Ask, Ledger, candidate_rings
+from strata.errors import BudgetError
 from strata.policy import Fingerprint
 
 TOO_SMALL = "below the minimum ring of {minimum} cells"
@@ -52,14 +53,21 @@ def lay_grid(
 
     `rings` empty takes candidates between the minimum and the cap; the default ring is always
     there where it fits. `obstacle` says why a session cannot be, empty where it can. Without a
-    ledger there is no budget and every expert is resident. Raises BudgetError where not even
-    the minimum ring of a depth fits.
+    ledger there is no budget and every expert is resident. Raises BudgetError where the one
+    session that is asked for does not even fit with its minimum ring.
     """
     rows: list[dict[str, object]] = []
     for depth in depths:
         for count in drafts:
             ask = scenario.ask(depth, count)
-            cap = ask.whole_cells if ledger is None else ledger.cap_cells(ask)
+            try:
+                cap = ask.whole_cells if ledger is None else ledger.cap_cells(ask)
+            except BudgetError as error:
+                if len(depths) * len(drafts) == 1:
+                    raise
+                least = ask.minimum_cells
+                rows.append(_row(ask, least, least, lambda _: None) | {"obstacle": str(error)})
+                continue
             default = max(ask.minimum_cells, min(scenario.default_ring_cells, cap))
             chosen = rings or candidate_rings(ask, cap, (default,))
             slots = _slots(ledger, ask)

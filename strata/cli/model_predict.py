@@ -71,9 +71,7 @@ class Chosen:
 def predict(
     source: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[STUDY|FILE]", help="A stored study, or a file of strata model fit."
-        ),
+        typer.Argument(metavar="STUDY|FILE", help="A stored study, or a file of strata model fit."),
     ] = None,
     depth: Depths = None,
     ring: Rings = None,

@@ -143,6 +143,14 @@ def test_an_estimate_never_offers_a_ring_that_does_not_fit() -> None:
     assert "does not fit the memory budget" in text
 
 
+def test_a_depth_that_does_not_fit_leaves_the_others() -> None:
+    words = ["predict", "--device-profile", "h200", "--kv-select", "512", "--spec", "0"]
+    text = ask(*words, "--vram-budget", "32MiB", "--depth", "1K", "--depth", "131072")
+    assert "cannot hold this session" in text  # 25 MB of key bounds beside 9.5 MB of weights
+    assert "1K off 0" in text
+    assert "128K off 0" not in text
+
+
 def test_misses_of_a_study_serve_an_estimate(fitted: Path) -> None:
     words = ["predict", str(fitted), *ESTIMATE[1:], "--json", "-"]
     found = json.loads(ask(*words))
