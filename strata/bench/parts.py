@@ -34,6 +34,7 @@ KERNELS = {
     "_append": "append",
     "_attend_splits": "attention",
     "_attend_window": "drafter",
+    "_bear": "resolve",
     "_bound": "selection",
     "_choose": "selection",
     "_down": "experts",
@@ -56,6 +57,7 @@ KERNELS = {
     "_score": "selection",
     "_sort": "experts",
     "_sum_parts": "experts",
+    "_turns": "other",
     "_widen": "selection",
 }
 """Every kernel that strata launches, by its name. Before `_pick` a `_project` is the head's;
@@ -113,7 +115,10 @@ def attribute(launches: Sequence[Launch]) -> list[str]:
             parts += map(part_of, names)
             continue
         drafts = names.index(EMBEDS) if EMBEDS in names else len(names)
-        parts += ["drafter"] * drafts + _verify_parts(names[drafts:])
+        # Pages are born for drafts and rows alike.
+        before = (part_of(name) for name in names[:drafts])
+        parts += [part if part == "resolve" else "drafter" for part in before]
+        parts += _verify_parts(names[drafts:])
     return parts
 
 

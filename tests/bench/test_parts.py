@@ -76,6 +76,7 @@ def test_fused_kernels_are_told_apart_by_what_follows() -> None:
     assert attribute(launches([*draft, *verify])) == of_draft + expected
     assert attribute(launches(draft, verify)) == of_draft + expected  # a graph each
     assert attribute(launches(verify)) == expected
+    assert attribute(launches(["_bear", *draft, *verify])) == ["resolve", *of_draft, *expected]
 
 
 def test_behind_the_head_the_drafter_writes_its_cells() -> None:

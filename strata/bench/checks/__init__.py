@@ -23,6 +23,7 @@ CHECKS: dict[str, Callable[[Inputs], bool]] = {
     "gather": pages.check_gather,
     "grouped": prompt.check_grouped,
     "head": rows.check_head,
+    "newborn": pages.check_newborn,
     "out_proj": rows.check_out_proj,
     "paged_attention": pages.check_paged_attention,
     "project": prompt.check_project,

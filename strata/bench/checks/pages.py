@@ -8,7 +8,15 @@ import torch
 
 from strata.bench.checks.inputs import ROWS, Inputs, same_bits
 from strata.config import PAGE_CELLS, tail_pages
-from strata.kernels import append, gather, paged_attention, resolve, select, window_attention
+from strata.kernels import (
+    append,
+    gather,
+    newborn,
+    paged_attention,
+    resolve,
+    select,
+    window_attention,
+)
 
 
 def check_gather(given: Inputs) -> bool:
@@ -152,4 +160,33 @@ def check_resolve(given: Inputs) -> bool:
         ]
         if not all(torch.equal(a.cpu(), b) for a, b in pairs):
             return False
+    return True
+
+
+def check_newborn(given: Inputs) -> bool:
+    """Compare tables and owners of layers of which some have free slots, as windows go on."""
+    layers, pages, slots, rows, first = 3, 64, 12, 8, 20
+    for replace in (True, False):
+        mine, other = (
+            resolve.ResolveState.empty(layers, pages, slots, "clock", where)
+            for where in (given.device, torch.device("cpu"))
+        )
+        filled = [slots - 2, slots, slots]
+        for layer, count in enumerate(filled):
+            held = torch.cat([given.order(first - 3)[: count - 3], torch.arange(first - 3, first)])
+            for state in (mine, other):
+                state.owner[layer, :count] = held.int().to(state.owner.device)
+                state.table[layer, held.to(state.table.device)] = torch.arange(
+                    count, dtype=torch.int32, device=state.table.device
+                )
+        for state in (mine, other):
+            state.start(filled)
+        rest = {"rows": rows, "page_cells": PAGE_CELLS, "tail": tail_pages(PAGE_CELLS)}
+        for base in range(first * PAGE_CELLS - 2, (first + 4) * PAGE_CELLS, 5):
+            at = torch.tensor([base])
+            newborn.bear_pages(mine, given.put(at), replace=replace, **rest)
+            newborn.ref.bear_pages(other, at, replace=replace, **rest)
+            pairs = ((mine.table, other.table), (mine.owner, other.owner))
+            if not all(torch.equal(a.cpu(), b) for a, b in pairs):
+                return False
     return True
