@@ -111,7 +111,7 @@ class RayWorker:
             ) from None
         except self._ray.exceptions.RayError as error:
             self._end()
-            raise StrataError(f"Ray could not start it: {_first_line(error)}") from None
+            raise StrataError(f"Ray could not start it: {_sentence(error)}") from None
         if "refused" in answer:
             raise StrataError(answer["refused"])
         return EngineFacts.from_json(answer["facts"])
@@ -129,7 +129,7 @@ class RayWorker:
         except self._ray.exceptions.GetTimeoutError:
             raise WorkerLostError(f"silent for {longest:g} s") from None
         except self._ray.exceptions.RayError as error:
-            raise WorkerLostError(_first_line(error)) from None
+            raise WorkerLostError(_sentence(error)) from None
         return [TrialRecord.from_json(one, origin="a Ray worker") for one in answer]
 
     def stop(self) -> None:
@@ -218,7 +218,7 @@ def _connect(ray: Any) -> None:
             "set RAY_AUTH_MODE=token and copy its ~/.ray/auth_token here"
         ) from None
     except (RuntimeError, ValueError) as error:
-        raise UsageError(f"the Ray cluster at {address} refused: {_first_line(error)}") from None
+        raise UsageError(f"the Ray cluster at {address} refused: {_sentence(error)}") from None
 
 
 def _reach(address: str) -> None:
@@ -239,7 +239,10 @@ def _check_count(count: int | None, there: int, what: str) -> None:
         raise UsageError(f"--workers ray:{count}: the Ray cluster has {there} {what}")
 
 
-def _first_line(error: BaseException) -> str:
-    """Return the sentence at the start of an error of Ray, which goes on for a page."""
-    lines = (line.strip() for line in str(error).splitlines())
-    return next((line.rstrip(".:") for line in lines if line), type(error).__name__)[:300]
+def _sentence(error: BaseException) -> str:
+    """Return what an error of Ray says in its first line, with the cause that ends its page."""
+    lines = [line.strip().rstrip(".:") for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    cause = f": {lines[-1]}" if len(lines) > 1 and "Error: " in lines[-1] else ""
+    return (lines[0] + cause)[:300]

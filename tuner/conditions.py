@@ -8,12 +8,23 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from strata.tuner.record import TrialRecord
 
 MILLI = 1000
+RANGES = (
+    ("sm_clock_mhz", "GPU clock", "MHz"),
+    ("power_w", "GPU power", "W"),
+    ("temperature_c", "GPU temperature", "C"),
+    ("other_gpu_processes", "others on the GPU", ""),
+)
+"""What is summarised by its smallest and largest value: column, name, unit."""
 
 
 def conditions(gpu_uuid: str | None = None) -> dict[str, Any]:
@@ -40,6 +51,23 @@ def gpu_conditions(uuid: str) -> dict[str, Any]:
     except nvml.NVMLError:
         return {}
     return dict(_facts(nvml, handle))
+
+
+def summarise_conditions(records: Sequence[TrialRecord]) -> list[tuple[str, str]]:
+    """Return what the runs of a study say of their machines, as (name, value)."""
+    found = [record.conditions or {} for record in records]
+    hosts = sorted({str(one["host"]) for one in found if "host" in one})
+    machines = len({record.worker for record in records})
+    rows = [("machines", f"{machines}" + (f" ({', '.join(hosts)})" if hosts else ""))]
+    for key, name, unit in RANGES:
+        if values := [one[key] for one in found if key in one]:
+            rows.append((name, f"{min(values):.0f} to {max(values):.0f} {unit}".rstrip()))
+    limits = Counter(limit for one in found for limit in one.get("clock_limits", ()))
+    if limits:
+        told = sum("clock_limits" in one for one in found)
+        words = (f"{name} in {count} of {told} runs" for name, count in sorted(limits.items()))
+        rows.append(("clocks limited by", ", ".join(words)))
+    return rows
 
 
 def _facts(nvml: Any, handle: Any) -> Iterator[tuple[str, Any]]:

@@ -125,6 +125,7 @@ def study_table(store: TrialStore) -> Table:
 
 def study_facts(store: TrialStore, study: StudyRecord) -> list[tuple[str, object]]:
     """Return what is known of a study, as (name, value)."""
+    from strata.tuner.conditions import summarise_conditions
     from strata.tuner.sweep import count_pairs
 
     done, total = count_pairs(study, store)
@@ -134,7 +135,8 @@ def study_facts(store: TrialStore, study: StudyRecord) -> list[tuple[str, object
         "default_ring_cells", "created_at",
     )  # fmt: skip
     facts: list[tuple[str, object]] = [(name, getattr(study, name) or "-") for name in names]
-    return [*facts, ("pairs", f"{done} of {total}")]
+    machines = summarise_conditions(store.trials(study.study))
+    return [*facts, ("pairs", f"{done} of {total}"), *machines]
 
 
 def measured_table(summary: dict[str, Any]) -> Table:

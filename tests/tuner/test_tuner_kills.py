@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,8 +27,17 @@ def kill() -> ModuleType:
     return module
 
 
+@pytest.fixture(scope="module")
+def calm(kill: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return the sweep that nothing disturbs: one worker, into a database."""
+    folder = tmp_path_factory.mktemp("kills") / "calm"
+    sweep = kill.Sweep(folder, kill.Setup(kills=0, tiers=(32,), passages=8))
+    kill.undisturbed(sweep)
+    return sweep
+
+
 @pytest.mark.parametrize(
-    "setup",
+    "changes",
     [
         {"kills": 4, "seed": 3},
         {"kills": 4, "seed": 1, "workers": "2", "isolation": "worker", "store": "lines"},
@@ -35,15 +45,13 @@ def kill() -> ModuleType:
     ids=["one worker, database", "two workers, lines"],
 )
 def test_a_sweep_that_is_killed_again_and_again_ends_with_the_same_trials(
-    kill: ModuleType, setup: dict[str, Any], tmp_path: Path
+    kill: ModuleType, calm: Any, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    calm = kill.Sweep(tmp_path / "calm", kill.Setup(**setup, tiers=(32,), passages=8))
-    wild = kill.Sweep(tmp_path / "wild", calm.setup)
-    kill.undisturbed(calm)
+    wild = kill.Sweep(tmp_path / "wild", replace(calm.setup, **changes))
     course = kill.disturbed(wild)
     found = kill.compare(calm, wild)
     if not found["same_study"]:
         pytest.skip("the engine's sources were edited while this test ran")
-    assert len(course.killed) == setup["kills"]
+    assert len(course.killed) == changes["kills"]
     assert "driver" in course.killed
     assert kill.is_same(found), found

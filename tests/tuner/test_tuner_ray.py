@@ -19,7 +19,7 @@ from tuner_samples import SMALL_PLAN, all_pairs
 from typer.testing import CliRunner
 
 from strata.cli.tune import app
-from strata.errors import UsageError
+from strata.errors import StrataError, UsageError
 from strata.tuner.arms import ArmGrid
 from strata.tuner.cluster import Cluster, RayWorker
 from strata.tuner.plan import parse_plan
@@ -117,6 +117,18 @@ def test_a_lost_worker_says_so_and_starts_again(
     assert worker.describe([]) == facts
     assert worker.run_pair(replace(pair, passage="32:0"), facts, timeout_s=30)[3].kind == "ok"
     worker.close()
+
+
+def test_a_node_that_cannot_hold_a_worker_says_why(cluster: Cluster) -> None:
+    (place,) = cluster.places("cpu", 1)
+    worker = cluster.worker(place, partial(int, "no command"))
+    with pytest.raises(StrataError, match=r"Ray could not start it: .*ValueError: invalid literal"):
+        worker.describe([])
+    worker.close()
+    silent = cluster.worker(place, partial(tuple, (sys.executable, "-c", "raise SystemExit('no')")))
+    with pytest.raises(StrataError, match=r"ended at its start: .* no \(on "):
+        silent.describe([])
+    silent.close()
 
 
 def test_the_command_measures_the_same_set_as_on_one_machine(

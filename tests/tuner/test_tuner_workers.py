@@ -18,7 +18,7 @@ from tuner_samples import FACTS, all_pairs, make_records
 from strata.errors import StrataError, UsageError
 from strata.tuner import conditions as conditions_module
 from strata.tuner.arms import ArmGrid, PairSpec
-from strata.tuner.conditions import conditions
+from strata.tuner.conditions import conditions, summarise_conditions
 from strata.tuner.drive import Crew, _workers
 from strata.tuner.environment import EngineFacts
 from strata.tuner.pool import Pool, Worker, WorkerLostError
@@ -359,6 +359,22 @@ def test_what_the_gpus_driver_tells_is_recorded(monkeypatch: pytest.MonkeyPatch)
         "other_gpu_processes": 1,
     }
     assert "gpu" not in conditions(gpu_uuid="GPU-elsewhere")
+
+
+def test_a_study_says_how_its_machines_were(study: StudyRecord) -> None:
+    pairs = all_pairs(study)
+    hot = {"host": "b", "sm_clock_mhz": 1500, "temperature_c": 80, "clock_limits": ["SwPowerCap"]}
+    cool = {"host": "a", "sm_clock_mhz": 1980, "temperature_c": 40, "clock_limits": []}
+    records = make_records(pairs[0], conditions=cool)
+    records += make_records(pairs[1], conditions=hot, worker="w1")
+    records += make_records(pairs[2], kind="crash")
+    assert summarise_conditions(records) == [
+        ("machines", "2 (a, b)"),
+        ("GPU clock", "1500 to 1980 MHz"),
+        ("GPU temperature", "40 to 80 C"),
+        ("clocks limited by", "SwPowerCap in 4 of 8 runs"),
+    ]
+    assert summarise_conditions(records[8:]) == [("machines", "1")]
 
 
 def test_without_a_gpu_nothing_is_recorded_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
