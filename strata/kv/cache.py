@@ -32,7 +32,7 @@ class KvCache:
 
     def __init__(self, geometry: KvGeometry, victims: Victims, arena: Arena) -> None:
         g = self.geometry = geometry
-        self._arena, device = arena, arena.device
+        device = arena.device
         pool = arena.take("kv ring", g.pool_shape, g.dtype, lendable=not g.holds_all)
         table = arena.take("page tables", (g.layers, g.pages), torch.int32)
         owner = arena.take("page tables", (g.layers, g.slots), torch.int32)
@@ -52,12 +52,6 @@ class KvCache:
         self._planned_in_place: list[int] = []  # [L]
         self._window: Window | None = None
         self._window_keys: list[torch.Tensor] = []
-
-    def scratch(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return float32 zeros for the kernels of a round; a GPU's are part of the arena."""
-        if self._arena.device.type == "cuda":
-            return self._arena.take(name, shape, torch.float32)
-        return torch.zeros(shape, device=self._arena.device)
 
     # -- decode ---------------------------------------------------------------------------
 
@@ -249,7 +243,7 @@ class KvCache:
             for first in range(0, len(own), NOTED_ROWS):
                 q, at = grouped[layer, first:][:NOTED_ROWS], own[first:][:NOTED_ROWS]
                 pages = select_pages(q, bounds, at, count=g.select_pages, tail=g.tail)
-                self._seed_counts[layer] += count_selected(pages, g.pages)
+                count_selected(pages, self._seed_counts[layer])
 
     def seed(self, *, placed: bool = False) -> None:
         """Fill the ring: tail pages, then the most selected by the prompt, then the newest.

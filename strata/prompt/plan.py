@@ -90,6 +90,7 @@ class PromptPlan:
         always: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
             "x": ((rows, c.hidden), kind),
             "tokens": ((rows + 1,), torch.int64),
+            "turns": ((rows + 1, 2, c.head_dim // 2), kind),
             "queries": ((g.layers, SEED_ROWS, c.heads, c.head_dim), kind),
         }
         attention: dict[str, tuple[tuple[int, ...], torch.dtype]] = {

@@ -17,7 +17,7 @@ from strata.draft import Drafter, MtpDrafter
 from strata.experts.cache import ExpertCache, PooledExperts
 from strata.kernels.attention import attend_prompt
 from strata.kernels.grouped import add_experts, norm_and_route, sort_pairs
-from strata.kernels.project import norm_rows, project_heads, write_product
+from strata.kernels.project import norm_rows, project_heads, write_product, write_turns
 from strata.kernels.select import bound_pages
 from strata.kv.cache import SEED_ROWS, KvCache
 from strata.kv.geometry import pages_of
@@ -42,7 +42,10 @@ class PromptRunner:
         self._room = arena.lend("prompt workspace", plan.size_bytes, plan.places())
         self._compute = Compute(model.device)
         self._store, self._load, self._fetch = (Lane(model.device) for _ in range(3))
-        layers = kv.geometry.layers
+        layers, cells = kv.geometry.layers, kv.geometry.pages * kv.geometry.page_cells
+        # All of a prompt's tokens, so that none is overwritten while it is on its way.
+        pinned = model.device.type == "cuda"
+        self._known = torch.zeros(cells, dtype=torch.int64, pin_memory=pinned)
         self._stored: list[Mark] = [None] * layers  # what of each layer has reached the host
         self._stored_before: Mark = None
         self._loads = 0
@@ -61,16 +64,14 @@ class PromptRunner:
         # The room was cleared by what computes, and copies must come after.
         self._experts_free = self._compute.mark()
         self._segment_free = [self._experts_free] * 2
-        known = torch.tensor(ids)
-        if model.device.type == "cuda":
-            known = known.pin_memory()
         x = self._room["x"]
         for start in range(0, len(ids), rows):
             end = min(start + rows, len(ids))
             # One token more, because a drafter's cell is of the next token.
-            more = known[start : end + 1]
-            tokens = self._room["tokens"][: len(more)]
-            tokens.copy_(more, non_blocking=True)
+            known = torch.tensor(ids[start : end + 1])
+            tokens = self._room["tokens"][: len(known)]
+            tokens.copy_(self._known[start : start + len(known)].copy_(known), non_blocking=True)
+            write_turns(model.rotary.inverse, start, self._room["turns"])
             x = self._room["x"][: end - start]
             torch.index_select(model.weights.embedding, 0, tokens[: end - start], out=x)
             for layer in range(model.config.layers):
@@ -143,13 +144,12 @@ class PromptRunner:
                 w.attention.norm,
                 w.attention.qkv.weight,
                 w.attention.qk_norm,
-                model.rotary.inverse,
+                room["turns"][begin + 1 :],
                 c.norm_eps,
                 q=room["q"],
                 pages=cells,
                 heads=range(c.heads, c.heads + 2 * c.kv_heads),
-                first_position=cell,
-                first_cell=cell,
+                offset=0,
             )
             cells = cells.view(len(of), *ring.cells.shape[1:])
             ring.place(cell, cells)
@@ -167,13 +167,14 @@ class PromptRunner:
         weights = self._bring_experts(layer)
         pages, first_page = self._own_pages(layer, start, start + len(x))
         whole = len(x) <= tile
-        first = 0 if whole else c.heads
-        self._project(layer, x, start, range(first, c.heads + 2 * c.kv_heads), pages, first_page)
+        heads = range(0 if whole else c.heads, c.heads + 2 * c.kv_heads)
+        offset = start - first_page * self._kv.geometry.page_cells
+        self._project(layer, x, 0, heads, pages, offset)
         self._keep(layer, pages, first_page, range(start, start + len(x)))
         for begin in range(0, len(x), tile):
             part, at = x[begin : begin + tile], start + begin
             if not whole:
-                self._project(layer, part, at, range(c.heads), pages, first_page)
+                self._project(layer, part, begin, range(c.heads), pages, offset + begin)
             self._note_queries(layer, at, len(part), prompt)
             self._attend(layer, part, start, at, pages, first_page)
             self._add_experts(layer, part, weights)
@@ -202,24 +203,24 @@ class PromptRunner:
         self,
         layer: int,
         x: torch.Tensor,
-        position: int,
+        begin: int,
         heads: range,
         pages: torch.Tensor,
-        first_page: int,
+        offset: int,
     ) -> None:
+        """Project rows `x` of the chunk, row `begin` the first, whose cell is `offset` of pages."""
         w, model = self._model.weights.layers[layer], self._model
         project_heads(
             x,
             w.norm,
             w.qkv.weight,
             w.qk_norm,
-            model.rotary.inverse,
+            self._room["turns"][begin : begin + len(x)],
             model.config.norm_eps,
             q=self._room["q"],
             pages=pages,
             heads=heads,
-            first_position=position,
-            first_cell=first_page * self._kv.geometry.page_cells,
+            offset=offset,
         )
 
     def _keep(self, layer: int, pages: torch.Tensor, first_page: int, cells: range) -> None:

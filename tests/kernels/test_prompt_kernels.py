@@ -117,15 +117,17 @@ def test_projections_are_the_references(
 
     x, norm, head_norm = draw(rows, hidden), draw(hidden), draw(heads + kv_heads, dim)
     weight = draw((heads + 2 * kv_heads) * dim, hidden) / hidden**0.5
-    turns = 1.0 / 10_000 ** (torch.arange(0, dim, 2, device=device) / dim)
+    rates = 1.0 / 10_000 ** (torch.arange(0, dim, 2, device=device) / dim)
     results = []
     for module in (project_ref, project_triton):
+        turns = poisoned(rows, 2, dim // 2, device=device, dtype=dtype)
+        module.write_turns(rates, position, turns)
         q = poisoned(rows, heads, dim, device=device, dtype=dtype)
         pages = torch.zeros(9, 2 * kv_heads, page_cells, dim, device=device, dtype=dtype)
         for part in (range(heads), range(heads, heads + 2 * kv_heads)):
             module.project_heads(
                 x, norm, weight, head_norm, turns, EPS, q=q, pages=pages, heads=part,
-                first_position=position, first_cell=100_000,
+                offset=3,
             )  # fmt: skip
         wide = poisoned(rows, 2 * hidden, device=device, dtype=dtype)
         index = torch.arange(rows, device=device).flip(0)
@@ -134,7 +136,7 @@ def test_projections_are_the_references(
         module.write_product(x, weight[:50], sums, add=True)
         plain = poisoned(rows, 50, device=device, dtype=dtype)
         module.write_product(x, weight[:50], plain, add=False)
-        results.append((q, pages, wide[:, hidden:], sums, plain))
+        results.append((turns, q, pages, wide[:, hidden:], sums, plain))
     for expected, got in zip(*results, strict=True):
         assert rms_ratio(got, expected) < TOLERANCE[dtype]
 

@@ -115,7 +115,9 @@ def test_bounds_widen_only():
 
 def test_count_selected_counts_rows():
     pages = torch.tensor([[0, 2, 5], [0, 1, 5], [0, 2, 4]])
-    assert count_selected(pages, 7).tolist() == [3, 1, 2, 0, 1, 2, 0]
+    counts = torch.ones(7, dtype=torch.int32)
+    count_selected(pages, counts)
+    assert counts.tolist() == [4, 2, 3, 1, 2, 3, 1]
 
 
 @pytest.mark.parametrize("rows", [1, 8])

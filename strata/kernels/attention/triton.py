@@ -23,12 +23,6 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @triton.jit
-def _cell_rows(cell, page_stride, PAGE_CELLS: tl.constexpr, DIM: tl.constexpr):
-    """Return where a plane's row of each `cell` begins, counted from the plane of page 0."""
-    return (cell // PAGE_CELLS).to(tl.int64) * page_stride + (cell % PAGE_CELLS) * DIM
-
-
-@triton.jit
 def _flash_blocks(
     acc,
     top,
@@ -53,16 +47,22 @@ def _flash_blocks(
 ):
     """Fold the cells from `start` to `end`, whole blocks, into a tile's state."""
     d = tl.arange(0, BLOCK_D)
+    n = tl.arange(0, BLOCK_N)
     for block in tl.range(start, end, BLOCK_N, num_stages=STAGES):
-        cell = block + tl.arange(0, BLOCK_N)
-        at = _cell_rows(cell - first_cell, page_stride, PAGE_CELLS, DIM)
+        cell = block + n
+        first = block - first_cell
+        base = (first // PAGE_CELLS).to(tl.int64) * page_stride
+        # Where blocks begin with a page, what follows is the same for all of them.
+        rest = n if BLOCK_N % PAGE_CELLS == 0 else first % PAGE_CELLS + n
+        at = (rest // PAGE_CELLS) * page_stride + (rest % PAGE_CELLS) * DIM
+        at = at[:, None] + d[None, :]
         if MASKED or BLOCK_D != DIM:
             mask = (cell < limit)[:, None] & (d < DIM)[None, :]
-            k = tl.load(k_ptr + at[:, None] + d[None, :], mask=mask, other=0.0)
-            v = tl.load(v_ptr + at[:, None] + d[None, :], mask=mask, other=0.0)
+            k = tl.load(k_ptr + base + at, mask=mask, other=0.0)
+            v = tl.load(v_ptr + base + at, mask=mask, other=0.0)
         else:
-            k = tl.load(k_ptr + at[:, None] + d[None, :])
-            v = tl.load(v_ptr + at[:, None] + d[None, :])
+            k = tl.load(k_ptr + base + at)
+            v = tl.load(v_ptr + base + at)
         if WIDEN:
             k, v = k.to(tl.float32), v.to(tl.float32)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")

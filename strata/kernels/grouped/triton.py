@@ -17,7 +17,7 @@ BLOCK_ROWS = 64
 BLOCK_PAIRS = 64
 BLOCK_COLUMNS = 64
 BLOCK_INNER = 64
-SORT_BLOCK = 1024
+SORT_BLOCK = 4096
 SUM_BLOCK = 2048
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Interpreted products take bfloat16 for integers, so operands are widened there."""
@@ -94,23 +94,23 @@ def _route(
 
 @triton.jit(do_not_specialize=["pairs"])
 def _sort(ids_ptr, order_ptr, starts_ptr, pairs, BLOCK: tl.constexpr):
-    """List the pairs of one expert, ascending, behind those of the experts before it."""
-    expert = tl.program_id(0)
-    lower = tl.zeros([BLOCK], tl.int32)
+    """List the pairs of one expert within one block, ascending, behind all that come before."""
+    expert, own_start = tl.program_id(0), tl.program_id(1) * BLOCK
+    before = tl.zeros([BLOCK], tl.int32)
     for start in range(0, pairs, BLOCK):
         at = start + tl.arange(0, BLOCK)
         ids = tl.load(ids_ptr + at, mask=at < pairs, other=0x7FFFFFFF)
-        lower += (ids < expert).to(tl.int32)
-    end = tl.sum(lower, 0)
-    if expert == 0:
-        tl.store(starts_ptr, end)
-    for start in range(0, pairs, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        own = tl.load(ids_ptr + at, mask=at < pairs, other=0x7FFFFFFF) == expert
-        rank = tl.cumsum(own.to(tl.int32), 0)
-        tl.store(order_ptr + end + rank - 1, at, mask=own)
-        end += tl.max(rank, 0)
-    tl.store(starts_ptr + expert + 1, end)
+        limit = tl.where(start < own_start, expert, expert - 1)
+        before += (ids <= limit).to(tl.int32)
+    first = tl.sum(before, 0)
+    at = own_start + tl.arange(0, BLOCK)
+    own = tl.load(ids_ptr + at, mask=at < pairs, other=0x7FFFFFFF) == expert
+    rank = tl.cumsum(own.to(tl.int32), 0)
+    tl.store(order_ptr + first + rank - 1, at, mask=own)
+    if own_start == 0:
+        tl.store(starts_ptr + expert, first)
+    if own_start + BLOCK >= pairs:
+        tl.store(starts_ptr + expert + 1, first + tl.max(rank, 0))
 
 
 @triton.jit
@@ -283,7 +283,9 @@ def norm_and_route(
 def sort_pairs(ids: torch.Tensor, *, order: torch.Tensor, starts: torch.Tensor) -> None:
     """Write the pairs of `ids` [n, k] by expert to `order` [n * k], and where each starts."""
     with on_device_of(ids):
-        _sort[(len(starts) - 1,)](ids, order, starts, ids.numel(), BLOCK=SORT_BLOCK, num_warps=4)
+        pairs = ids.numel()
+        grid = (len(starts) - 1, triton.cdiv(pairs, SORT_BLOCK))
+        _sort[grid](ids, order, starts, pairs, BLOCK=SORT_BLOCK, num_warps=4)
 
 
 def add_experts(

@@ -11,7 +11,7 @@ import torch
 from strata.kernels import device
 from strata.kernels.project import ref
 
-__all__ = ["norm_rows", "project_heads", "write_product"]
+__all__ = ["norm_rows", "project_heads", "write_product", "write_turns"]
 
 
 def norm_rows(
@@ -44,6 +44,19 @@ def write_product(
     return ref.write_product(a, weight, out, add=add)
 
 
+def write_turns(rates: torch.Tensor, first_position: int, out: torch.Tensor) -> None:
+    """Write cosine and sine of positions times `rates` [D / 2] to `out` [n, 2, D / 2].
+
+    Row r stands at `first_position` + r.
+    """
+    if device.has_kernels(out):
+        from strata.kernels.project import triton
+
+        triton.write_turns(rates, first_position, out)
+    else:
+        ref.write_turns(rates, first_position, out)
+
+
 def project_heads(
     x: torch.Tensor,
     norm: torch.Tensor,
@@ -55,31 +68,18 @@ def project_heads(
     q: torch.Tensor,
     pages: torch.Tensor,
     heads: range,
-    first_position: int,
-    first_cell: int,
+    offset: int,
 ) -> None:
-    """Project the normed rows `x` [n, H] at consecutive positions to queries, keys and values.
+    """Project the normed rows `x` [n, H] to queries, keys and values.
 
     `weight` [(Q + 2K) * D, H] holds query heads, then keys, then values; only `heads` of these are
-    computed. Queries and keys are normed by `head_norm` [Q + K, D] and turned by position times
-    `turns` [D / 2] (half-split pairs). Queries go to `q` [n, Q, D], keys and values to their
-    cells in `pages` [P, 2K, C, D], which begins with cell `first_cell`.
+    computed. Queries and keys are normed by `head_norm` [Q + K, D] and turned by `turns` [n, 2,
+    D / 2] (half-split pairs). Queries go to `q` [n, Q, D], keys and values to consecutive cells of
+    `pages` [P, 2K, C, D], row 0 to cell `offset` of them.
     """
     run = ref.project_heads
     if device.has_kernels(x):
         from strata.kernels.project import triton
 
         run = triton.project_heads
-    run(
-        x,
-        norm,
-        weight,
-        head_norm,
-        turns,
-        eps,
-        q=q,
-        pages=pages,
-        heads=heads,
-        first_position=first_position,
-        first_cell=first_cell,
-    )
+    run(x, norm, weight, head_norm, turns, eps, q=q, pages=pages, heads=heads, offset=offset)

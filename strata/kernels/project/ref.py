@@ -27,6 +27,13 @@ def write_product(
     return out.copy_(out.float() + product if add else product)
 
 
+def write_turns(rates: torch.Tensor, first_position: int, out: torch.Tensor) -> None:
+    """Write cosines and sines."""
+    position = torch.arange(first_position, first_position + len(out), device=out.device)
+    phase = position.float()[:, None] * rates
+    out.copy_(torch.stack([phase.cos(), phase.sin()], 1))
+
+
 def project_heads(
     x: torch.Tensor,
     norm: torch.Tensor,
@@ -38,8 +45,7 @@ def project_heads(
     q: torch.Tensor,
     pages: torch.Tensor,
     heads: range,
-    first_position: int,
-    first_cell: int,
+    offset: int,
 ) -> None:
     """Project all heads and write those wanted."""
     rows, (_, planes, page_cells, dim) = len(x), pages.shape
@@ -47,13 +53,11 @@ def project_heads(
     every = F.linear(normed, weight).view(rows, -1, dim)
     turned = every.shape[1] - planes // 2
     qk = F.rms_norm(every[:, :turned], (dim,), None, eps) * head_norm
-    position = torch.arange(first_position, first_position + rows, device=x.device)
-    phase = position.float()[:, None, None] * turns
-    cosine, sine = phase.cos().to(x.dtype).float(), phase.sin().to(x.dtype).float()
+    cosine, sine = turns.float()[:, None].unbind(2)
     low, high = qk.float().chunk(2, -1)
     qk = torch.cat([low * cosine - high * sine, high * cosine + low * sine], -1).to(x.dtype)
     every = torch.cat([qk, every[:, turned:]], 1)
-    cell = position - first_cell
+    cell = torch.arange(offset, offset + rows, device=x.device)
     for head in heads:
         if head < q.shape[1]:
             q[:, head] = every[:, head]

@@ -16,6 +16,7 @@ BLOCK_ROWS = 64
 BLOCK_INNER = 64
 BLOCK_COLUMNS = 64
 NORM_ROWS = 8
+TURN_ROWS = 32
 TURN = tl.constexpr(2 * math.pi)
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Interpreted products take bfloat16 for integers, so operands are widened there."""
@@ -108,7 +109,34 @@ def _product(
     tl.store(at, sums.to(x_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["rows", "first_head", "first_position", "first_cell"])
+@triton.jit(do_not_specialize=["rows", "first_position"])
+def _turns(
+    rates_ptr,
+    out_ptr,
+    rows,
+    first_position,
+    HALF: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+):
+    """Write cosine and sine of rows' positions.
+
+    The phase is float32, as a reference's; whole turns leave it in float64, because a sine of
+    100,000 radians in float32 has no correct digit in its last bits.
+    """
+    r = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    d = tl.arange(0, BLOCK_HALF)
+    rate = tl.load(rates_ptr + d, mask=d < HALF, other=0.0)
+    phase = ((first_position + r).to(tl.float32)[:, None] * rate[None, :]).to(tl.float64)
+    phase = (phase - tl.floor(phase / TURN + 0.5) * TURN).to(tl.float32)
+    mask = (r < rows)[:, None] & (d < HALF)[None, :]
+    at = out_ptr + r[:, None] * (2 * HALF) + d[None, :]
+    kind = out_ptr.dtype.element_ty
+    tl.store(at, tl.cos(phase).to(kind), mask=mask)
+    tl.store(at + HALF, tl.sin(phase).to(kind), mask=mask)
+
+
+@triton.jit(do_not_specialize=["rows", "first_head", "offset"])
 def _heads(
     x_ptr,
     norm_ptr,
@@ -119,8 +147,7 @@ def _heads(
     kv_ptr,
     rows,
     first_head,
-    first_position,
-    first_cell,
+    offset,
     eps,
     QUERY_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -132,22 +159,32 @@ def _heads(
     BLOCK_H: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
 ):
-    """Write one head of a tile of rows: its query, or its key or value into pages."""
+    """Write one head of a tile of rows: its query, or its key or value into pages.
+
+    A row's norm is one factor of its products, so it is multiplied in at their end and x is read
+    once.
+    """
     HALF: tl.constexpr = DIM // 2
+    kind = q_ptr.dtype.element_ty
     head = first_head + tl.program_id(1)
     r = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     given = r < rows
     row = r.to(tl.int64)
     d = tl.arange(0, BLOCK_HALF)
     wanted = d < HALF
-    inverse = _inverse_rms(x_ptr, row, given, HIDDEN, eps, BLOCK_M, BLOCK_H)
+    squares = tl.zeros([BLOCK_M, BLOCK_H], tl.float32)
     low = tl.zeros([BLOCK_M, BLOCK_HALF], tl.float32)
     high = tl.zeros([BLOCK_M, BLOCK_HALF], tl.float32)
     for start in range(0, HIDDEN, BLOCK_H):
         h = start + tl.arange(0, BLOCK_H)
-        inside = (h < HIDDEN)[None, :]
-        x = _normed(x_ptr, norm_ptr, inverse, row, given, h, HIDDEN)
-        mask = wanted[:, None] & inside
+        inside = h < HIDDEN
+        mask = given[:, None] & inside[None, :]
+        x = tl.load(x_ptr + row[:, None] * HIDDEN + h[None, :], mask=mask, other=0.0)
+        gain = tl.load(norm_ptr + h, mask=inside, other=0.0).to(tl.float32)
+        wide = x.to(tl.float32)
+        squares += wide * wide
+        x = (wide * gain[None, :]).to(kind)
+        mask = wanted[:, None] & inside[None, :]
         at = w_ptr + (head * DIM + d)[:, None] * HIDDEN + h[None, :]
         w_low = tl.load(at, mask=mask, other=0.0)
         w_high = tl.load(at + HALF * HIDDEN, mask=mask, other=0.0)
@@ -155,33 +192,28 @@ def _heads(
             x, w_low, w_high = x.to(tl.float32), w_low.to(tl.float32), w_high.to(tl.float32)
         low = tl.dot(x, tl.trans(w_low), low, input_precision="ieee")
         high = tl.dot(x, tl.trans(w_high), high, input_precision="ieee")
-    kind = q_ptr.dtype.element_ty
-    low, high = low.to(kind).to(tl.float32), high.to(kind).to(tl.float32)
-    position = first_position + r
+    inverse = tl.rsqrt(tl.sum(squares, 1) / HIDDEN + eps)[:, None]
+    low = (low * inverse).to(kind).to(tl.float32)
+    high = (high * inverse).to(kind).to(tl.float32)
+    mask = given[:, None] & wanted[None, :]
     if head < QUERY_HEADS + KV_HEADS:
-        squares = tl.sum(low * low, 1) + tl.sum(high * high, 1)
-        scale = tl.rsqrt(squares / DIM + eps)[:, None]
-        gain = head_norm_ptr + head * DIM + d
-        gain_low = tl.load(gain, mask=wanted, other=0.0).to(tl.float32)[None, :]
-        gain_high = tl.load(gain + HALF, mask=wanted, other=0.0).to(tl.float32)[None, :]
+        scale = tl.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / DIM + eps)[:, None]
+        gains = head_norm_ptr + head * DIM + d
+        gain_low = tl.load(gains, mask=wanted, other=0.0).to(tl.float32)[None, :]
+        gain_high = tl.load(gains + HALF, mask=wanted, other=0.0).to(tl.float32)[None, :]
         low = ((low * scale).to(kind).to(tl.float32) * gain_low).to(kind).to(tl.float32)
         high = ((high * scale).to(kind).to(tl.float32) * gain_high).to(kind).to(tl.float32)
-        # The phase is float32, as a reference's; whole turns leave it in float64, because a
-        # sine of 100,000 radians in float32 has no correct digit in its last bits.
-        rate = tl.load(turns_ptr + d, mask=wanted, other=0.0)
-        phase = (position.to(tl.float32)[:, None] * rate[None, :]).to(tl.float64)
-        phase = (phase - tl.floor(phase / TURN + 0.5) * TURN).to(tl.float32)
-        cosine = tl.cos(phase).to(kind).to(tl.float32)
-        sine = tl.sin(phase).to(kind).to(tl.float32)
+        turns = turns_ptr + r[:, None] * DIM + d[None, :]
+        cosine = tl.load(turns, mask=mask, other=0.0).to(tl.float32)
+        sine = tl.load(turns + HALF, mask=mask, other=0.0).to(tl.float32)
         low, high = low * cosine - high * sine, high * cosine + low * sine
     low, high = low.to(kind), high.to(kind)
-    mask = given[:, None] & wanted[None, :]
     if head < QUERY_HEADS:
         to = q_ptr + (row * QUERY_HEADS + head)[:, None] * DIM + d[None, :]
         tl.store(to, low, mask=mask)
         tl.store(to + HALF, high, mask=mask)
     else:
-        cell = position - first_cell
+        cell = offset + r
         plane = (cell // PAGE_CELLS).to(tl.int64) * (2 * KV_HEADS) + head - QUERY_HEADS
         to = kv_ptr + (plane * PAGE_CELLS + cell % PAGE_CELLS)[:, None] * DIM + d[None, :]
         tl.store(to, low, mask=mask)
@@ -246,6 +278,23 @@ def write_product(
     return out
 
 
+def write_turns(rates: torch.Tensor, first_position: int, out: torch.Tensor) -> None:
+    """Write the turns of consecutive positions; see the package for the contract."""
+    assert out.is_contiguous()
+    rows, _, half = out.shape
+    with on_device_of(out):
+        _turns[(triton.cdiv(rows, TURN_ROWS),)](
+            rates,
+            out,
+            rows,
+            first_position,
+            HALF=half,
+            BLOCK_M=TURN_ROWS,
+            BLOCK_HALF=triton.next_power_of_2(half),
+            num_warps=4,
+        )
+
+
 def project_heads(
     x: torch.Tensor,
     norm: torch.Tensor,
@@ -257,12 +306,12 @@ def project_heads(
     q: torch.Tensor,
     pages: torch.Tensor,
     heads: range,
-    first_position: int,
-    first_cell: int,
+    offset: int,
 ) -> None:
     """Write the wanted heads of rows `x`; see the package for the contract."""
     assert x.is_contiguous()
     assert weight.is_contiguous()
+    assert turns.is_contiguous()
     assert q.is_contiguous()
     assert pages.is_contiguous()
     (rows, hidden), (_, planes, page_cells, dim) = x.shape, pages.shape
@@ -278,8 +327,7 @@ def project_heads(
             pages,
             rows,
             heads.start,
-            first_position,
-            first_cell,
+            offset,
             eps,
             QUERY_HEADS=query_heads,
             KV_HEADS=planes // 2,

@@ -104,6 +104,7 @@ def select_pages(
     return torch.where(own_page[:, None] < count, first, selected)
 
 
-def count_selected(pages: torch.Tensor, num_pages: int) -> torch.Tensor:
-    """Return how many rows of `pages` [R, M] selected each of `num_pages` pages."""
-    return torch.bincount(pages.flatten(), minlength=num_pages)
+def count_selected(pages: torch.Tensor, counts: torch.Tensor) -> None:
+    """Add to `counts` [P] how many rows of `pages` [R, M] selected each page."""
+    flat = pages.flatten()
+    counts.scatter_add_(0, flat, torch.ones_like(flat, dtype=counts.dtype))
