@@ -58,7 +58,7 @@ def spoil(name: str, function: Any) -> Any:
             args[0].add_(1)
         elif name == "attend_prompt" or name == "norm_rows":
             kwargs["out"].mul_(1.1)
-        elif name == "write_product":
+        elif name in ("write_product", "write_turns"):
             args[2].mul_(1.1)
         elif name == "project_heads":
             kwargs["pages"].mul_(1.1)
@@ -106,6 +106,7 @@ def spoil(name: str, function: Any) -> Any:
         ("project", "norm_rows"),
         ("project", "project_heads"),
         ("project", "write_product"),
+        ("project", "write_turns"),
         ("qkv", "project_cells"),
         ("resolve", "resolve"),
         ("select", "bound_pages"),

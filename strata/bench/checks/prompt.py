@@ -62,22 +62,23 @@ def check_project(given: Inputs) -> bool:
         normed = torch.zeros_like(rows_in)
         q = torch.zeros(rows, c.heads, c.head_dim, dtype=given.dtype, device=where)
         pages = torch.zeros(cells, dtype=given.dtype, device=where)
+        turns = torch.zeros(rows, 2, c.head_dim // 2, dtype=given.dtype, device=where)
         op.norm_rows(rows_in, gain, c.norm_eps, out=normed)
         op.write_product(rows_in, weight.to(where), product, add=True)
+        op.write_turns(Rotary(c, where).inverse, first, turns)
         op.project_heads(
             rows_in,
             gain,
             weight.to(where),
             head_norm.to(where),
-            Rotary(c, where).inverse,
+            turns,
             c.norm_eps,
             q=q,
             pages=pages,
             heads=range(c.heads + 2 * c.kv_heads),
-            first_position=first,
-            first_cell=0,
+            offset=first,
         )
-        return [normed, product, q, pages]
+        return [normed, product, turns, q, pages]
 
     return all(map(given.near, run(project, given.device), run(project.ref, CPU)))
 
