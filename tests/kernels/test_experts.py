@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from strata.kernels.experts import ref
+from strata.kernels.experts import (
+    MAX_CHUNKS,
+    Settled,
+    block_width,
+    part_count,
+    ref,
+    slot_product,
+)
+from strata.lm.layers import rms_norm
 from tests.kernels.devices import DEVICES, rms_ratio
 
 triton_experts = pytest.importorskip("strata.kernels.experts.triton")
@@ -159,6 +167,100 @@ def test_a_row_does_not_depend_on_the_others_and_padding_reads_nothing(device: s
         layer.x, layer.ids, layer.weights, layer.host, table=None, host=None, base=6
     )
     assert torch.equal(plain[5:], torch.zeros_like(plain[5:]))
+
+
+def settle(
+    layer: Layer, device: str, rows: slice = slice(None), *, repeats: int = 1
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the residual and its norm by each of `repeats` launches; the norm replaces x."""
+    hidden, width, count = layer.x.shape[1], layer.pool.shape[1] // 3, layer.ids.shape[1]
+    torch.manual_seed(hidden)
+    before = torch.randn(8, hidden).to(layer.x.dtype)[rows][: len(layer.x[rows])].to(device)
+    gain = (1 + 0.1 * torch.randn(hidden)).to(before)
+    ids, weights = layer.ids[rows].int().to(device), layer.weights[rows].to(device)
+    pool, table = layer.pool.to(device), layer.table.to(device)
+    host = pinned(layer.host, device)
+    counter = torch.zeros(len(before), dtype=torch.int32, device=device)
+    shape = (len(before), count, triton_experts.part_count(width), hidden)
+    outs = []
+    for _ in range(repeats):
+        x, residual = layer.x[rows].clone().to(device), before.clone()
+        got = triton_experts.slot_product(
+            x,
+            ids,
+            weights,
+            pool,
+            table=table,
+            host=host,
+            base=6,
+            out=x,
+            parts=torch.full(shape, float("nan"), device=device),
+            counter=counter,
+            residual=residual,
+            gain=gain,
+            eps=1e-6,
+        )
+        assert got is x
+        outs.append((residual, got))
+    assert counter.tolist() == [0] * len(before)
+    added = before.cpu().double() + layer.expected()[rows]
+    normed = rms_norm(outs[0][0].cpu().double(), gain.cpu().double(), 1e-6)
+    tolerance = dict(DTYPES)[before.dtype]
+    assert rms_ratio(outs[0][0].cpu(), added) < tolerance
+    assert rms_ratio(outs[0][1].cpu(), normed) < tolerance
+    return [(residual.cpu(), normed.cpu()) for residual, normed in outs]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("dtype", "_"), DTYPES)
+@pytest.mark.parametrize(
+    ("rows", "hidden", "width", "count"), [(1, 256, 64, 4), (3, 48, 20, 2), (2, 300, 130, 3)]
+)
+def test_a_settled_product_is_added_and_normed(
+    device: str, dtype: torch.dtype, _: float, rows: int, hidden: int, width: int, count: int
+) -> None:
+    layer = Layer(rows=rows, hidden=hidden, width=width, count=count, dtype=dtype)
+    [(residual, normed)] = settle(layer, device)
+    for r in range(rows if dtype == torch.bfloat16 else 0):
+        [alone] = settle(layer, device, slice(r, r + 1))
+        assert torch.equal(alone[0][0], residual[r])
+        assert torch.equal(alone[1][0], normed[r])
+
+
+def test_the_reference_settles_as_well() -> None:
+    layer = Layer(rows=3, hidden=48, width=20, count=2, dtype=torch.float32)
+    residual, gain = torch.randn(3, 48), torch.rand(48)
+    added = residual.double() + layer.expected()
+    settled = Settled(
+        residual=residual,
+        gain=gain,
+        eps=1e-6,
+        normed=layer.x,
+        parts=torch.empty(0),
+        counter=torch.zeros(3, dtype=torch.int32),
+    )
+    where = {"table": layer.table, "host": layer.host, "base": 6, "settled": settled}
+    got = slot_product(layer.x, layer.ids, layer.weights, layer.pool, **where)  # type: ignore[arg-type]
+    assert got is layer.x
+    assert rms_ratio(residual, added) < 1e-6
+    assert rms_ratio(got, rms_norm(added, gain.double(), 1e-6)) < 1e-6
+
+
+def test_an_expert_has_32_parts_at_most() -> None:
+    for width in (1, 16, 20, 64, 130, 512, 768, 1_000, 14_336):
+        assert 1 <= part_count(width) <= MAX_CHUNKS
+        assert part_count(width) * block_width(width) >= width
+    assert (part_count(64), block_width(64)) == (4, 16)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("hidden", "width"), [(256, 64), (2_048, 768)])
+def test_every_launch_gives_the_same_bits(hidden: int, width: int) -> None:
+    layer = Layer(rows=8, hidden=hidden, width=width, count=4, dtype=torch.bfloat16)
+    first, *others = settle(layer, "cuda", repeats=50)
+    for other in others:
+        assert torch.equal(other[0], first[0])
+        assert torch.equal(other[1], first[1])
 
 
 @pytest.mark.gpu

@@ -41,9 +41,12 @@ def _reduce(
     for start in range(0, count, LANES):
         s = start + lane
         mine = tl.load(tops_ptr + s, mask=s < count, other=float("-inf"))
-        there = mine != float("-inf")  # a split of masked cells wrote no sums
+        total = tl.load(totals_ptr + s, mask=s < count, other=0.0)
+        # A split of masked cells has nothing to add. One whose scores are all NaN has no largest
+        # either, for a maximum passes over NaN, but its total tells.
+        there = (mine != float("-inf")) | (total != total)
         share = tl.exp2(mine - pivot)
-        totals += tl.load(totals_ptr + s, mask=there, other=0.0) * share
+        totals += total * share
         at = sums_ptr + s.to(tl.int64)[:, None] * DIM + d[None, :]
         mask = there[:, None] & (d[None, :] < DIM)
         sums += tl.load(at, mask=mask, other=0.0) * share[:, None]

@@ -24,11 +24,11 @@ class Splits:
     def reduced(self, rows: int) -> torch.Tensor:
         """Return the attention [R, Q * D] of all splits, float32."""
         tops, totals = self.stats
-        written = tops > -torch.inf
+        # A split whose scores are all NaN may have no largest one, but its total tells.
+        written = ~(tops == -torch.inf) | totals.isnan()
         if self.positions is not None:
             last = (self.positions // self.cells).repeat_interleave(len(tops) // rows)
             written &= torch.arange(tops.shape[1], device=tops.device) <= last[:, None]
-        written |= tops.isnan()
         tops = tops.masked_fill(~written, -torch.inf)
         shares = torch.exp2(tops - tops.amax(1, keepdim=True))
         sums = self.sums.masked_fill(~written[..., None], 0.0) * shares[..., None]
