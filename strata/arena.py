@@ -11,6 +11,12 @@ from strata.errors import BudgetError
 from strata.units import format_bytes
 
 ALIGNMENT_BYTES = 256
+BLOCK_STEP_BYTES = 2 << 20
+"""Bytes that a GPU's driver maps at a time."""
+LEAST_BLOCK_BYTES = 10 << 20
+"""From here on PyTorch's allocator takes what it is asked for, in whole steps; below, 20 MiB."""
+OUTSIDE_BYTES = 2 << 20
+"""What PyTorch takes of a GPU for tensors of a few KiB, whoever asks for the first one."""
 Placed = tuple[int, tuple[int, ...], torch.dtype]
 """Where a lent tensor begins, in bytes; its shape; its type."""
 
@@ -19,6 +25,19 @@ def tensor_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     """Return the bytes that `Arena.take` sets aside for such a tensor, alignment included."""
     size = math.prod(shape) * dtype.itemsize
     return -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def block_bytes(size_bytes: int, device: torch.device) -> int:
+    """Return the bytes to ask `device` for, so that its driver gives neither more nor less."""
+    if device.type != "cuda":
+        return size_bytes
+    size = max(size_bytes, LEAST_BLOCK_BYTES)
+    return -(-size // BLOCK_STEP_BYTES) * BLOCK_STEP_BYTES
+
+
+def outside_bytes(device: torch.device) -> int:
+    """Return the bytes of `device` that a budget leaves for what is in no block."""
+    return OUTSIDE_BYTES if device.type == "cuda" else 0
 
 
 class Arena:

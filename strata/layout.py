@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 import torch
 
-from strata.arena import tensor_bytes
-from strata.config import MAX_ROWS, Selection
+from strata.arena import block_bytes, outside_bytes, tensor_bytes
+from strata.config import Selection, Victims
 from strata.draft.ring import ring_shape
 from strata.errors import BudgetError
 from strata.kernels import device
-from strata.kernels.paged_attention import split_shape
 from strata.kv.geometry import KvGeometry
 from strata.lm.model import LanguageModel
 from strata.policy import round_up
 from strata.prompt import PromptPlan, PromptShape, serves_prompts
+from strata.round_buffers import Spec, round_buffers
 from strata.units import format_bytes
 
 
@@ -36,6 +36,7 @@ class Demand:
     drafting: bool
     window_cells: int | None
     """W as given: None follows the ring, 0 is everything."""
+    victims: Victims
     budget_bytes: int | None
 
     @property
@@ -68,11 +69,26 @@ class Demand:
         )
 
     def arena_bytes(self, pool_cells: int, expert_slots: int | None) -> int:
-        """Return the bytes a session carves; `expert_slots` None keeps experts with the model."""
+        """Return the bytes of a session's arena; `expert_slots` None keeps experts with the model.
+
+        A GPU's are whole steps of its driver.
+        """
         plan = self.prompt_plan(pool_cells, expert_slots)
         lent = self._lendable_bytes(pool_cells, expert_slots)
         room = max(lent, plan.size_bytes) if plan else lent
-        return self._kept_bytes(pool_cells, expert_slots) + room
+        return block_bytes(self._kept_bytes(pool_cells, expert_slots) + room, self.model.device)
+
+    def round_buffers(self, pool_cells: int, expert_slots: int | None) -> dict[str, Spec]:
+        """Return what rounds need on a GPU; rounds of a CPU take what they need as they go."""
+        if self.model.device.type != "cuda":
+            return {}
+        return round_buffers(
+            self.model.config,
+            self.geometry(pool_cells),
+            victims=self.victims,
+            window_cells=self.window(pool_cells) if self.drafting else None,
+            expert_slots=expert_slots,
+        )
 
     def prompt_plan(self, pool_cells: int, expert_slots: int | None) -> PromptPlan | None:
         """Return how prompts run on the device: the fastest way that the budget holds.
@@ -93,8 +109,9 @@ class Demand:
         plans = shape.plans()
         if self.budget_bytes is None:
             return plans[0]
-        kept = model.weights.device_bytes() + self._kept_bytes(pool_cells, expert_slots)
-        fitting = (plan for plan in plans if kept + plan.size_bytes <= self.budget_bytes)
+        kept = self._kept_bytes(pool_cells, expert_slots)
+        sizes = ((plan, block_bytes(kept + plan.size_bytes, model.device)) for plan in plans)
+        fitting = (plan for plan, size in sizes if self._model_bytes + size <= self.budget_bytes)
         return next(fitting, plans[-1])
 
     def _lendable_bytes(self, pool_cells: int, expert_slots: int | None) -> int:
@@ -115,11 +132,9 @@ class Demand:
             total += tensor_bytes(g.pool_shape, dtype)
         if g.select_pages:
             total += tensor_bytes(g.bounds_shape, torch.float32)
-        if self.model.device.type == "cuda":
-            heads, pages = self.model.config.heads, g.select_pages or g.pages
-            splits = split_shape(MAX_ROWS, heads, g.head_dim, pages, g.page_cells)
-            total += tensor_bytes(splits, torch.float32)
-            total += tensor_bytes((2 * splits[0] * splits[1],), torch.float32)
+        total += sum(
+            tensor_bytes(*spec) for spec in self.round_buffers(pool_cells, expert_slots).values()
+        )
         if self.drafting:
             shape = ring_shape(
                 self.window(pool_cells), g.pages * g.page_cells, g.kv_heads, g.head_dim
@@ -130,11 +145,16 @@ class Demand:
             total += tensor_bytes((1, expert_slots), torch.int32)
         return total
 
+    @property
+    def _model_bytes(self) -> int:
+        """Return the bytes of the budget that are no session's to share out."""
+        device = self.model.device
+        return block_bytes(self.model.weights.device_bytes(), device) + outside_bytes(device)
+
     def fits(self, pool_cells: int, expert_slots: int) -> bool:
         """Return whether the budget holds weights, pool and slots together."""
         assert self.budget_bytes is not None
-        weights = self.model.weights.device_bytes()
-        return weights + self.arena_bytes(pool_cells, expert_slots) <= self.budget_bytes
+        return self._model_bytes + self.arena_bytes(pool_cells, expert_slots) <= self.budget_bytes
 
     def largest_ring(self, expert_slots: int) -> int | None:
         """Return the largest pool beside `expert_slots`, 0 for none; None without a budget."""
@@ -167,9 +187,7 @@ class Demand:
         minimum_cells = min(minimum_cells, round_up(self.max_context, self.page_cells))
         if self.budget_bytes is None or self.fits(minimum_cells, self.fewest_experts):
             return
-        least = self.model.weights.device_bytes() + self.arena_bytes(
-            minimum_cells, self.fewest_experts
-        )
+        least = self._model_bytes + self.arena_bytes(minimum_cells, self.fewest_experts)
         prompt = self.prompt_plan(minimum_cells, self.fewest_experts)
         room = f", and {format_bytes(prompt.size_bytes)} that a prompt borrows" if prompt else ""
         raise BudgetError(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from strata.arena import Arena
+from strata.arena import Arena, outside_bytes
 from strata.captured import CapturedEngine, capture_obstacle
 from strata.config import (
     DEFAULT_RING_CELLS,
@@ -89,7 +89,12 @@ class Session:
         if isinstance(self.engine.experts, ResidentExperts):
             experts = self.model.device_experts()
             ledger["experts"] = experts.numel() * experts.element_size()
-        return {**ledger, **self._arena.ledger}
+        ledger |= self._arena.ledger
+        rest = {
+            "allocator": outside_bytes(self.model.device),
+            "unused": self._arena.size_bytes - self._arena.used_bytes,
+        }
+        return ledger | {name: size for name, size in rest.items() if size}
 
     @property
     def expert_slots(self) -> int:
@@ -218,8 +223,10 @@ def create_session(
     if obstacle or config.rounds == "reference" or model.device.type != "cuda":
         engine = Engine(model, kv, experts, drafter)
     else:
+        specs = demand.round_buffers(decision.pool_cells, slots)
+        buffers = {name: arena.take("round buffers", *spec) for name, spec in specs.items()}
         capture = config.rounds == "captured"
-        engine = CapturedEngine(model, kv, experts, drafter, capture=capture)
+        engine = CapturedEngine(model, kv, experts, drafter, buffers=buffers, capture=capture)
     plan = demand.prompt_plan(decision.pool_cells, slots)
     if plan is not None:
         engine.prompt = PromptRunner(model, kv, experts, plan, arena)
@@ -280,6 +287,7 @@ def _demand(
         selection=config.kv.selection,
         drafting=bool(drafts),
         window_cells=config.spec.window_cells,
+        victims=config.kv.victims,
         budget_bytes=config.vram_budget_bytes,
     )
 

@@ -15,25 +15,21 @@ from strata.kernels.experts import Settled, slot_product
 from strata.kernels.out_proj import project_out
 from strata.kernels.paged_attention import Splits
 from strata.kernels.qkv import CellStore, project_cells
-from strata.kernels.window_attention import attend_window, window_shape
+from strata.kernels.window_attention import attend_window
 from strata.lm.model import LanguageModel
+from strata.round_buffers import Buffers
 
 
 class DraftLayer:
     """Write cells of the drafter and chain its output; what it holds is laid out once."""
 
-    def __init__(self, model: LanguageModel, drafter: MtpDrafter) -> None:
+    def __init__(self, model: LanguageModel, drafter: MtpDrafter, buffers: Buffers) -> None:
         assert model.weights.mtp is not None
-        c, device = model.config, model.device
         self._model, self._w, self._drafter = model, model.weights.mtp, drafter
-        self._rows = Rows.empty(model, experts=1, width=c.mtp_dense_width)
-        cells = (MAX_ROWS, 2, c.kv_heads, c.head_dim)
-        self._cells = torch.zeros(cells, dtype=model.dtype, device=device)
-        shape = window_shape(c.heads, c.head_dim, drafter.ring.window)
-        self._sums = torch.zeros(shape, device=device)
-        self._stats = torch.zeros(2, *shape[:2], device=device)
-        self._only = torch.zeros(1, 1, dtype=torch.int32, device=device)
-        self._whole = torch.ones(1, 1, dtype=model.dtype, device=device)
+        self._rows = Rows.of(buffers, "draft")
+        self._cells = buffers["draft.cells"]
+        self._sums, self._stats = buffers["draft.sums"], buffers["draft.stats"]
+        self._only, self._whole = buffers["draft.ids"], buffers["draft.weights"].fill_(1)
 
     def write(
         self,

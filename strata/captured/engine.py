@@ -24,11 +24,12 @@ from strata.captured.tokens import TokenDraw
 from strata.draft.base import Drafter
 from strata.draft.mtp import MtpDrafter
 from strata.engine import Engine, Round
-from strata.experts.cache import ExpertCache
+from strata.experts.cache import ExpertCache, PooledExperts
 from strata.kernels.accept import Board, accept
 from strata.kv.cache import KvCache
 from strata.kv.counters import Counters
 from strata.lm.model import LanguageModel
+from strata.round_buffers import Buffers, allocate, round_buffers
 from strata.sampling import Sampler
 
 
@@ -46,18 +47,31 @@ class CapturedEngine(Engine):
         experts: ExpertCache,
         drafter: Drafter,
         *,
+        buffers: Buffers | None = None,
         capture: bool = True,
     ) -> None:
+        """Take the tensors of rounds from `buffers`, those of `round_buffers`, else make them."""
         super().__init__(model, kv, experts, drafter)
-        heads = model.config.heads
+        if buffers is None:
+            specs = round_buffers(
+                model.config,
+                kv.geometry,
+                victims=kv.victims,
+                window_cells=drafter.ring.window if isinstance(drafter, MtpDrafter) else None,
+                expert_slots=experts.slots if isinstance(experts, PooledExperts) else None,
+            )
+            buffers = allocate(specs, model.device)
+        self._buffers = buffers
         self._capture = capture and model.device.type == "cuda"
         self._pages: Pages = (
-            SelectedPages(kv, heads) if kv.bounds is not None else DensePages(kv, heads)
+            SelectedPages(kv, buffers) if kv.bounds is not None else DensePages(kv, buffers)
         )
-        self._phase_experts: PhaseExperts = phase_experts(experts, model.config.experts_per_token)
-        self._board = Board.empty(model.device)
-        self._layers = DecodeLayers(model, self._pages, self._phase_experts)
-        self._draft = DraftLayer(model, drafter) if isinstance(drafter, MtpDrafter) else None
+        self._phase_experts: PhaseExperts = phase_experts(experts, buffers)
+        self._board = Board.over(buffers["board"])
+        self._layers = DecodeLayers(model, self._pages, self._phase_experts, buffers)
+        self._draft = (
+            DraftLayer(model, drafter, buffers) if isinstance(drafter, MtpDrafter) else None
+        )
         self._draw: TokenDraw | None = None
         self._phases: dict[tuple[object, ...], Phase] = {}
         self._launched = (0, False)
@@ -93,7 +107,10 @@ class CapturedEngine(Engine):
             if min_p > 0:
                 if j == 1:
                     board.limit.zero_()
-                board.limit.add_((shares >= min_p) & (board.limit == j - 1))
+                sure, going = self._buffers["draft.sure"]
+                torch.ge(shares, min_p, out=sure)
+                torch.eq(board.limit, j - 1, out=going)
+                board.limit.add_(sure.logical_and_(going))
             if j < count:
                 draft.write(token, hidden, at, committed=False)
                 row = None
@@ -122,7 +139,7 @@ class CapturedEngine(Engine):
         """Return the token behind the prompt and set the rounds up behind it."""
         token = super().first_token(sampler)
         if self._draw is None or not self._draw.sampler.draws_like(sampler):
-            self._draw = TokenDraw(self.model, sampler)
+            self._draw = TokenDraw(self.model, sampler, self._buffers)
             self._phases = {}
         self._pages.arm()
         self._board.start(self.kv.committed, token, self.kv.geometry.page_cells)

@@ -7,13 +7,13 @@ from typing import Protocol
 
 import torch
 
-from strata.config import MAX_ROWS
 from strata.experts.cache import ExpertCache, PooledExperts, ResidentExperts
 from strata.kernels.experts import Settled, slot_product
 from strata.kernels.gather import gather_pages
-from strata.kernels.resolve import Admitted, ResolveState, resolve
+from strata.kernels.resolve import resolve
 from strata.kernels.resolve.state import FILLED
 from strata.kv.counters import Counters
+from strata.round_buffers import Buffers, admitted, resolve_state
 
 
 class PhaseExperts(Protocol):
@@ -78,12 +78,12 @@ class AllResident:
 class Pooled:
     """One pool over all layers, resolved with second chance in device memory."""
 
-    def __init__(self, cache: PooledExperts, experts_per_token: int) -> None:
+    def __init__(self, cache: PooledExperts, buffers: Buffers) -> None:
         self._cache = cache
         residency = cache.residency
-        self._state = ResolveState.over(residency.table, residency.owner, "clock")
+        self._state = resolve_state(buffers, "experts", residency.table, residency.owner)
         self._state.start(residency.filled)
-        self._admitted = Admitted.empty(1, MAX_ROWS * experts_per_token, residency.table.device)
+        self._admitted = admitted(buffers, "experts.in")
 
     def product(
         self,
@@ -120,9 +120,9 @@ class Pooled:
         return [self._state.counters]
 
 
-def phase_experts(cache: ExpertCache, experts_per_token: int) -> PhaseExperts:
+def phase_experts(cache: ExpertCache, buffers: Buffers) -> PhaseExperts:
     """Return the experts of a session as its phases use them."""
     if isinstance(cache, PooledExperts):
-        return Pooled(cache, experts_per_token)
+        return Pooled(cache, buffers)
     assert isinstance(cache, ResidentExperts)
     return AllResident(cache)

@@ -6,19 +6,19 @@ D head dimension, k experts a token.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
 from strata.captured.experts import PhaseExperts
 from strata.captured.pages import Pages
-from strata.config import MAX_ROWS
 from strata.kernels.accept import Board
 from strata.kernels.embed import embed_rows
-from strata.kernels.experts import Settled, part_count
-from strata.kernels.out_proj import Router, chunk_count, project_out
+from strata.kernels.experts import Settled
+from strata.kernels.out_proj import Router, project_out
 from strata.kernels.qkv import project_cells
 from strata.lm.model import LanguageModel
+from strata.round_buffers import Buffers, of_part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,19 +33,10 @@ class Rows:
     counter: torch.Tensor  # [W], int32
 
     @classmethod
-    def empty(cls, model: LanguageModel, *, experts: int, width: int) -> Rows:
-        """Return rows that `experts` experts of `width` inner values serve each."""
-        c, device, dtype = model.config, model.device, model.dtype
-        parts = (MAX_ROWS, experts, part_count(width), c.hidden)
-        out_parts = (MAX_ROWS, c.heads * chunk_count(c.head_dim), c.hidden)
-        return cls(
-            residual=torch.zeros(MAX_ROWS, c.hidden, dtype=dtype, device=device),
-            normed=torch.zeros(MAX_ROWS, c.hidden, dtype=dtype, device=device),
-            q=torch.zeros(MAX_ROWS, c.heads, c.head_dim, dtype=dtype, device=device),
-            out_parts=torch.zeros(out_parts, device=device),
-            parts=torch.zeros(parts, device=device),
-            counter=torch.zeros(MAX_ROWS, dtype=torch.int32, device=device),
-        )
+    def of(cls, buffers: Buffers, part: str) -> Rows:
+        """Return the rows of `part`."""
+        kept = of_part(buffers, part)
+        return cls(**{field.name: kept[field.name] for field in fields(cls)})
 
     def first(self, rows: int) -> Rows:
         """Return the first `rows` rows."""
@@ -62,15 +53,13 @@ class Rows:
 class DecodeLayers:
     """Run a window's rows; the tensors between launches are laid out once."""
 
-    def __init__(self, model: LanguageModel, pages: Pages, experts: PhaseExperts) -> None:
-        c = model.config
+    def __init__(
+        self, model: LanguageModel, pages: Pages, experts: PhaseExperts, buffers: Buffers
+    ) -> None:
         self._model, self._pages, self._experts = model, pages, experts
-        self._rows = Rows.empty(model, experts=c.experts_per_token, width=c.expert_width)
-        cells = (c.layers, MAX_ROWS, 2, c.kv_heads, c.head_dim)
-        self._cells = torch.zeros(cells, dtype=model.dtype, device=model.device)
-        choice = (MAX_ROWS, c.experts_per_token)
-        self._ids = torch.zeros(choice, dtype=torch.int32, device=model.device)
-        self._weights = torch.zeros(choice, dtype=model.dtype, device=model.device)
+        self._rows = Rows.of(buffers, "main")
+        self._cells = buffers["main.cells"]
+        self._ids, self._weights = buffers["main.ids"], buffers["main.weights"]
 
     def run(self, board: Board, rows: int, *, every_page: bool) -> torch.Tensor:
         """Return the hidden states [R, H] of the window's rows after the final norm."""

@@ -9,17 +9,18 @@ from typing import Protocol
 
 import torch
 
-from strata.config import MAX_ROWS, Victims
+from strata.config import Victims
 from strata.kernels.accept import Board
 from strata.kernels.gather import gather_pages
-from strata.kernels.paged_attention import Splits, split_attention, split_shape, supports
+from strata.kernels.paged_attention import Splits, split_attention, supports
 from strata.kernels.qkv import CellStore
-from strata.kernels.resolve import MAX_LRFU_SLOTS, Admitted, ResolveState, resolve
+from strata.kernels.resolve import MAX_LRFU_SLOTS, resolve
 from strata.kernels.resolve.state import FILLED
-from strata.kernels.select import MAX_FUSED_PAGES, select_pages, update_bounds
+from strata.kernels.select import MAX_FUSED_PAGES, select_pages, widen_bounds
 from strata.kv.cache import KvCache
 from strata.kv.counters import Counters
 from strata.kv.geometry import KvGeometry
+from strata.round_buffers import Buffers, admitted, resolve_state
 
 
 def capture_obstacle(geometry: KvGeometry, victims: Victims, group: int) -> str:
@@ -72,12 +73,10 @@ class Pages(Protocol):
 class DensePages:
     """Read every page; newborn pages take their slots on the host, once every few rounds."""
 
-    def __init__(self, kv: KvCache, heads: int) -> None:
+    def __init__(self, kv: KvCache, buffers: Buffers) -> None:
         self.kv = kv
         g = kv.geometry
-        shape = split_shape(MAX_ROWS, heads, g.head_dim, g.select_pages or g.pages, g.page_cells)
-        self._sums = kv.scratch("attention splits", shape)
-        self._stats = kv.scratch("attention splits", (2 * shape[0] * shape[1],))
+        self._sums, self._stats = buffers["main.sums"], buffers["main.stats"]
         self._stores = [
             CellStore(
                 pool=kv.transfer.pool[layer],
@@ -146,13 +145,14 @@ class SelectedPages(DensePages):
     resolving; `before` tells the two apart.
     """
 
-    def __init__(self, kv: KvCache, heads: int) -> None:
-        super().__init__(kv, heads)
-        g, table = kv.geometry, kv.residency.table
-        self._state = ResolveState.over(table, kv.residency.owner, kv.victims)
-        self._admitted = Admitted.empty(1, min(MAX_ROWS * g.select_pages, g.pages), table.device)
-        self._born = Admitted.empty(g.layers, 1, table.device)
-        self._first = torch.arange(g.select_pages, device=table.device)
+    def __init__(self, kv: KvCache, buffers: Buffers) -> None:
+        super().__init__(kv, buffers)
+        residency = kv.residency
+        self._state = resolve_state(buffers, "pages", residency.table, residency.owner)
+        self._admitted = admitted(buffers, "pages.in")
+        self._born = admitted(buffers, "born")
+        self._first = buffers["pages.first"].copy_(torch.arange(kv.geometry.select_pages))
+        self._scores, self._selected = buffers["pages.scores"], buffers["pages.selected"]
 
     def arm(self) -> None:
         """Take over the tables as they were seeded; what was read before is forgotten."""
@@ -190,7 +190,13 @@ class SelectedPages(DensePages):
             return self._split(layer, q, board, self._first.expand(rows, -1))
         own = board.own_pages[:rows]
         pages = select_pages(
-            self._grouped(q), bounds[layer], own, count=g.select_pages, tail=g.tail
+            self._grouped(q),
+            bounds[layer],
+            own,
+            count=g.select_pages,
+            tail=g.tail,
+            out=self._selected[:rows],
+            scores=self._scores[:rows],
         )
         admitted = self._admitted
         # From the first row's own page on nothing may be a victim.
@@ -205,10 +211,8 @@ class SelectedPages(DensePages):
     def keep(self, cells: torch.Tensor, board: Board) -> None:
         """Widen the bounds of the accepted rows' pages."""
         assert self.kv.bounds is not None
-        rows = cells.shape[1]
-        kept = torch.arange(rows, device=cells.device) <= board.accepted
-        pages = board.written[:rows] // self.kv.geometry.page_cells
-        update_bounds(self.kv.bounds, pages, cells[:, :, 0], kept)
+        at, page_cells = board.written, self.kv.geometry.page_cells
+        widen_bounds(self.kv.bounds, cells, at, board.accepted, page_cells=page_cells)
 
     def after(self, rows: int, committed: int, *, every_page: bool) -> None:
         """Count a window that read every page; others were counted on the device."""

@@ -6,16 +6,18 @@ import torch
 
 from strata.kernels.head import draw
 from strata.lm.model import LanguageModel
+from strata.round_buffers import Buffers
 from strata.sampling import GREEDY_BELOW, Sampler
 
 
 class TokenDraw:
     """Draw as one Sampler does, with its seed and temperature in device memory."""
 
-    def __init__(self, model: LanguageModel, sampler: Sampler) -> None:
+    def __init__(self, model: LanguageModel, sampler: Sampler, buffers: Buffers) -> None:
         params = sampler.params
         self.sampler = sampler
         self._model = model
+        self._shares, self._parts = buffers["head.shares"], buffers["head.parts"]
         self._cuts = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
         self._seed = self._temperature = None
         if params.temperature >= GREEDY_BELOW:
@@ -44,5 +46,7 @@ class TokenDraw:
             seed=self._seed,
             temperature=self._temperature,
             tokens=out,
+            shares=self._shares[: len(hidden)],
+            parts=self._parts[:, : len(hidden)],
         )
         return drawn.shares

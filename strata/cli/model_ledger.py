@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from strata.config import Selection
+from strata.config import KvConfig, Selection
 from strata.errors import CheckpointError, UsageError
 from strata.layout import Demand
 from strata.lm import LanguageModel, bundled_model_path
@@ -90,6 +90,7 @@ class Ledger:
             selection=Selection.parse(ask.select),
             drafting=ask.drafts > 0,
             window_cells=ask.window_cells,
+            victims=KvConfig().victims,
             budget_bytes=ask.budget_bytes,
         )
 

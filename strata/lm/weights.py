@@ -11,15 +11,10 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
+from strata.arena import ALIGNMENT_BYTES, block_bytes
 from strata.lm.checkpoint import Checkpoint
 from strata.lm.config import LMConfig
 from strata.lm.linear import Linear
-
-BLOCK_ALIGNMENT = 256
-BLOCK_STEP = 2 << 20
-"""Bytes that a GPU's driver maps at a time."""
-SMALL_BLOCK, LARGE_BLOCK = 1 << 20, 10 << 20
-"""Between them PyTorch's allocator takes 20 MiB for any size; at ten MiB it begins to be exact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,17 +92,16 @@ def _block_bytes(part: torch.Tensor | Linear) -> int:
 def _in_one_block(weights: Weights, device: torch.device) -> Weights:
     """Return `weights` on `device` in a block of their own; routed experts stay where they are.
 
-    A GPU's allocator takes 20 MiB for a tensor of one to ten MiB, and whole pages of 2 MiB for
-    larger ones, so a block of its own is the one way to know what the driver will have given.
+    A GPU's allocator takes 20 MiB for a tensor of one to ten MiB, so a block of its own is the one
+    way to know what the driver will have given.
     """
     places: dict[int, int] = {}
     end = 0
     for part in _leaves(weights):
         if part is not weights.experts and _block(part) not in places:
             places[_block(part)] = end
-            end += -(-_block_bytes(part) // BLOCK_ALIGNMENT) * BLOCK_ALIGNMENT
-    size = end if end <= SMALL_BLOCK else max(end, LARGE_BLOCK)
-    block = torch.zeros(-(-size // BLOCK_STEP) * BLOCK_STEP, dtype=torch.uint8, device=device)
+            end += -(-_block_bytes(part) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    block = torch.zeros(block_bytes(end, device), dtype=torch.uint8, device=device)
 
     def move(part: object) -> object:
         if isinstance(part, Linear):

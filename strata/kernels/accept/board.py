@@ -8,6 +8,8 @@ import torch
 
 from strata.config import MAX_DRAFTS, MAX_ROWS
 
+BOARD_SHAPE = (8, MAX_ROWS)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
@@ -53,8 +55,13 @@ class Board:
     @classmethod
     def empty(cls, device: torch.device) -> Board:
         """Return a board that stands nowhere; `start` comes before a round."""
-        memory = torch.zeros(8, MAX_ROWS, dtype=torch.long, device=device)
-        result = torch.zeros(MAX_ROWS + 2, dtype=torch.long, pin_memory=device.type == "cuda")
+        return cls.over(torch.zeros(BOARD_SHAPE, dtype=torch.long, device=device))
+
+    @classmethod
+    def over(cls, memory: torch.Tensor) -> Board:
+        """Return a board in `memory` of BOARD_SHAPE, int64 zeros."""
+        pinned = memory.device.type == "cuda"
+        result = torch.zeros(MAX_ROWS + 2, dtype=torch.long, pin_memory=pinned)
         return cls(
             positions=memory[0],
             ahead=memory[1],

@@ -8,9 +8,9 @@ import torch
 
 from strata.kernels import device
 from strata.kernels.head import ref
-from strata.kernels.head.drawn import Drawn
+from strata.kernels.head.drawn import Drawn, block_count
 
-__all__ = ["Drawn", "draw"]
+__all__ = ["Drawn", "block_count", "draw"]
 
 
 def draw(
@@ -24,6 +24,8 @@ def draw(
     temperature: torch.Tensor | None = None,
     with_logits: bool = False,
     tokens: torch.Tensor | None = None,
+    shares: torch.Tensor | None = None,
+    parts: torch.Tensor | None = None,
 ) -> Drawn:
     """Return the tokens behind rows `x` [R, H] of a forward, with their share of the softmax.
 
@@ -32,6 +34,8 @@ def draw(
     equals. With `positions` [R], a `seed` [1] int64 (two's complement) and a `temperature` [1]
     float32, all on the device, it is the argmax of logits / temperature plus
     `strata.noise.gumbel`. `tokens` [R] is where the tokens go, if that matters.
+    `shares` [R] float32 and `parts` [5, R, `block_count`] float32 are a kernel's buffers where
+    launches are captured.
     """
     if device.has_kernels(x):
         from strata.kernels.head import triton
@@ -46,6 +50,8 @@ def draw(
             temperature=temperature,
             with_logits=with_logits,
             tokens=tokens,
+            shares=shares,
+            parts=parts,
         )
     drawn = ref.draw(
         x, norm, weight, eps=eps, positions=positions, seed=seed, temperature=temperature

@@ -12,11 +12,8 @@ import triton
 import triton.language as tl
 
 from strata.kernels.device import on_device_of
-from strata.kernels.head.drawn import Drawn
+from strata.kernels.head.drawn import Drawn, block_count, block_vocab
 from strata.kernels.overlap import let_next_begin, overlapped, wait_for_previous
-
-TILE = 8192
-"""Weights that a program holds in registers."""
 
 
 @triton.jit
@@ -178,13 +175,11 @@ def draw(
     temperature: torch.Tensor | None,
     with_logits: bool,
     tokens: torch.Tensor | None = None,
-    out: Drawn | None = None,
+    shares: torch.Tensor | None = None,
     parts: torch.Tensor | None = None,
+    out: Drawn | None = None,
 ) -> Drawn:
-    """Return the tokens drawn behind rows `x` [R, H]; see the package for the contract.
-
-    `out`, and `parts` [5, R, `block_count`] of 32-bit floats, are buffers for captured launches.
-    """
+    """Return the tokens drawn behind rows `x` [R, H]; see the package for the contract."""
     (rows, hidden), vocab = x.shape, len(weight)
     assert weight.is_contiguous()
     x = x.contiguous()
@@ -195,7 +190,7 @@ def draw(
             tokens = torch.empty(rows, dtype=torch.int64, device=x.device)
         out = Drawn(
             tokens=tokens,
-            shares=torch.empty(rows, dtype=torch.float32, device=x.device),
+            shares=torch.empty(rows, device=x.device) if shares is None else shares,
             hidden=x if norm is None else torch.empty_like(x),
             logits=logits,
         )
@@ -221,7 +216,7 @@ def draw(
             NORM=norm is not None,
             SAMPLE=sample,
             LOGITS=out.logits is not None,
-            BLOCK_VOCAB=_block_vocab(hidden),
+            BLOCK_VOCAB=block_vocab(hidden),
             BLOCK_HIDDEN=max(triton.next_power_of_2(hidden), 16),
             num_warps=4,
             **overlapped(x),
@@ -243,12 +238,3 @@ def noise(
             positions, seed, out, vocab, WORDS=words, BLOCK=512, num_warps=4
         )
     return out
-
-
-def block_count(vocab: int, hidden: int) -> int:
-    """Return B, the blocks of the vocabulary; a constant of the model."""
-    return -(-vocab // _block_vocab(hidden))
-
-
-def _block_vocab(hidden: int) -> int:
-    return max(1, min(TILE // max(int(triton.next_power_of_2(hidden)), 16), 32))

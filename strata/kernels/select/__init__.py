@@ -25,17 +25,27 @@ MAX_FUSED_PAGES = 16_384
 
 
 def select_pages(
-    q: torch.Tensor, bounds: torch.Tensor, own_page: torch.Tensor, *, count: int, tail: int
+    q: torch.Tensor,
+    bounds: torch.Tensor,
+    own_page: torch.Tensor,
+    *,
+    count: int,
+    tail: int,
+    out: torch.Tensor | None = None,
+    scores: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the `count` pages [R, M] that each row of `q` [R, K, G, D] reads, ascending.
 
     See `ref.select_pages`. On a GPU nothing is read back by the host; a session of more than
-    16,384 pages takes the reference.
+    16,384 pages takes the reference. `out` [R, M] (any integer type) and `scores` [R, P] float32
+    are a kernel's buffers where launches are captured.
     """
     if device.has_kernels(q) and bounds.shape[1] <= MAX_FUSED_PAGES:
         from strata.kernels.select import triton
 
-        return triton.select_pages(q, bounds, own_page, count=count, tail=tail)
+        return triton.select_pages(
+            q, bounds, own_page, count=count, tail=tail, out=out, scores=scores
+        )
     return ref.select_pages(q, bounds, own_page, count=count, tail=tail)
 
 

@@ -1,0 +1,144 @@
+"""Every tensor that rounds need on a device, by name: what a session carves for them.
+
+A round that took memory from an allocator would take it outside of the budget, and a graph keeps
+what it takes. So all of it is laid out when the session is created, and one table says what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+
+import torch
+
+from strata.config import MAX_ROWS, Victims
+from strata.kernels.accept.board import BOARD_SHAPE
+from strata.kernels.experts import part_count
+from strata.kernels.head import block_count
+from strata.kernels.out_proj import chunk_count
+from strata.kernels.paged_attention import split_shape
+from strata.kernels.resolve import Admitted, ResolveState
+from strata.kernels.window_attention import window_shape
+from strata.kv.geometry import KvGeometry
+from strata.lm.config import LMConfig
+
+Spec = tuple[tuple[int, ...], torch.dtype]
+Buffers = Mapping[str, torch.Tensor]
+
+META = torch.device("meta")
+
+
+def round_buffers(
+    config: LMConfig,
+    geometry: KvGeometry,
+    *,
+    victims: Victims,
+    window_cells: int | None,
+    expert_slots: int | None,
+) -> dict[str, Spec]:
+    """Return the shape and type of every tensor that rounds of at most MAX_ROWS rows need.
+
+    `window_cells` is the drafter's window, None without one; `expert_slots` None is where every
+    expert is on the device. All begin as zeros.
+    """
+    c, g, rows, kind = config, geometry, MAX_ROWS, geometry.dtype
+    cells = (rows, 2, c.kv_heads, c.head_dim)
+    splits = split_shape(rows, c.heads, c.head_dim, g.select_pages or g.pages, g.page_cells)
+    specs: dict[str, Spec] = {
+        "board": (BOARD_SHAPE, torch.int64),
+        **_rows("main", c, experts=c.experts_per_token, width=c.expert_width, dtype=kind),
+        "main.cells": ((c.layers, *cells), kind),
+        "main.ids": ((rows, c.experts_per_token), torch.int32),
+        "main.weights": ((rows, c.experts_per_token), kind),
+        "main.sums": (splits, torch.float32),
+        "main.stats": ((2 * splits[0] * splits[1],), torch.float32),
+        "head.shares": ((rows,), torch.float32),
+        "head.parts": ((5, rows, block_count(c.vocab, c.hidden)), torch.float32),
+    }
+    if g.select_pages:
+        asked = min(rows * g.select_pages, g.pages)
+        specs |= _residency("pages", g.layers, g.pages, g.slots, victims, asked)
+        specs |= _fields("born", Admitted.empty(g.layers, 1, META))
+        specs |= {
+            "pages.first": ((g.select_pages,), torch.int64),
+            "pages.scores": ((rows, g.pages), torch.float32),
+            "pages.selected": ((rows, g.select_pages), torch.int64),
+        }
+    if expert_slots is not None:
+        asked = rows * c.experts_per_token
+        number = c.layers * c.experts
+        specs |= _residency("experts", 1, number, expert_slots, "clock", asked)
+    if window_cells is not None:
+        window = window_shape(c.heads, c.head_dim, window_cells)
+        specs |= {
+            **_rows("draft", c, experts=1, width=c.mtp_dense_width, dtype=kind),
+            "draft.cells": (cells, kind),
+            "draft.sums": (window, torch.float32),
+            "draft.stats": ((2, *window[:2]), torch.float32),
+            "draft.ids": ((1, 1), torch.int32),
+            "draft.weights": ((1, 1), kind),
+            "draft.sure": ((2, 1), torch.bool),
+        }
+    return specs
+
+
+def allocate(specs: Mapping[str, Spec], device: torch.device) -> Buffers:
+    """Return tensors of their own for `specs`, for rounds outside of a session's arena."""
+    return {
+        name: torch.zeros(shape, dtype=dtype, device=device)
+        for name, (shape, dtype) in specs.items()
+    }
+
+
+def of_part(buffers: Buffers, part: str) -> dict[str, torch.Tensor]:
+    """Return the buffers of `part` by their own names."""
+    start = f"{part}."
+    return {name.removeprefix(start): t for name, t in buffers.items() if name.startswith(start)}
+
+
+def resolve_state(
+    buffers: Buffers, part: str, table: torch.Tensor, owner: torch.Tensor
+) -> ResolveState:
+    """Return a state over tables that are somebody else's, the rest in the buffers of `part`."""
+    kept = of_part(buffers, part)
+    names = {field.name for field in fields(ResolveState)} - {"table", "owner"}
+    return ResolveState(table=table, owner=owner, **{name: kept[name] for name in names})
+
+
+def admitted(buffers: Buffers, part: str) -> Admitted:
+    """Return the lists that resolves write, in the buffers of `part`."""
+    kept = of_part(buffers, part)
+    return Admitted(**{field.name: kept[field.name] for field in fields(Admitted)})
+
+
+def _rows(
+    part: str, c: LMConfig, *, experts: int, width: int, dtype: torch.dtype
+) -> dict[str, Spec]:
+    """Return what rows hand on, where `experts` experts of `width` inner values serve each."""
+    rows, f32 = MAX_ROWS, torch.float32
+    return {
+        f"{part}.residual": ((rows, c.hidden), dtype),
+        f"{part}.normed": ((rows, c.hidden), dtype),
+        f"{part}.q": ((rows, c.heads, c.head_dim), dtype),
+        f"{part}.out_parts": ((rows, c.heads * chunk_count(c.head_dim), c.hidden), f32),
+        f"{part}.parts": ((rows, experts, part_count(width), c.hidden), f32),
+        f"{part}.counter": ((rows,), torch.int32),
+    }
+
+
+def _residency(
+    part: str, layers: int, pages: int, slots: int, victims: Victims, asked: int
+) -> dict[str, Spec]:
+    """Return a resolve's state but for its tables, and its lists of at most `asked` pages."""
+    table = torch.zeros(layers, pages, dtype=torch.int32, device=META)
+    owner = torch.zeros(layers, slots, dtype=torch.int32, device=META)
+    state = _fields(part, ResolveState.over(table, owner, victims))
+    tables = (f"{part}.table", f"{part}.owner")
+    kept = {name: spec for name, spec in state.items() if name not in tables}
+    return kept | _fields(f"{part}.in", Admitted.empty(1, asked, META))
+
+
+def _fields(part: str, tensors: ResolveState | Admitted) -> dict[str, Spec]:
+    """Return shape and type of each tensor of a dataclass."""
+    found = {field.name: getattr(tensors, field.name) for field in fields(tensors)}
+    return {f"{part}.{name}": (tuple(t.shape), t.dtype) for name, t in found.items()}
