@@ -16,7 +16,6 @@ from strata.kernels.experts.routing import choose_experts
 from strata.kernels.overlap import let_next_begin, overlapped, wait_for_previous
 from strata.kernels.settle import arrive_last, load_row, settle_row
 
-
 NUM_WARPS = 2
 
 
