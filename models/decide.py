@@ -113,9 +113,26 @@ def judge_means(means: pd.DataFrame, rule: Rule) -> list[Candidate]:
     return _test(_gather(means), means, rule)
 
 
+def chosen_rings(frame: pd.DataFrame) -> dict[tuple[int, str], int]:
+    """Return the ring of each (tier, mode) that is to be confirmed: the best on search passages.
+
+    A (tier, mode) where no ring ran without failing is left out. Raises UsageError when the frame
+    is not usable.
+    """
+    chosen = _chosen_on_search(passage_means(pair_table(frame)))
+    return {(tier_cells, mode): ring_cells for tier_cells, mode, ring_cells in chosen}
+
+
 def _has_two_stages(pairs: pd.DataFrame) -> bool:
-    """Return whether every tier was planned with a search and enough fresh passages."""
-    planned = pairs.groupby(["tier_cells", "split"])["passage"].nunique().unstack(fill_value=0)
+    """Return whether every tier was planned with a search and enough fresh passages.
+
+    The default ring beside itself is no evidence for any ring, so it does not count, nor does a
+    tier where no ring came through the search.
+    """
+    rings = pairs[pairs["ring_cells"] != pairs["default_ring_cells"]]
+    searched = rings[(rings["split"] == "search") & (rings["kind"] == "ok")]
+    rings = rings[rings["tier_cells"].isin(searched["tier_cells"])]
+    planned = rings.groupby(["tier_cells", "split"])["passage"].nunique().unstack(fill_value=0)
     if set(planned.columns) != set(SPLITS):
         return False
     return bool((planned["search"] > 0).all() and (planned["fresh"] >= MIN_FRESH_PASSAGES).all())

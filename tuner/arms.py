@@ -154,11 +154,14 @@ class ArmGrid:
         return Arm(tier_cells=tier_cells, mode=mode, ring_cells=ring)
 
     def pairs(self, arm: Arm, *, study: str) -> Iterator[PairSpec]:
-        """Yield the pairs of one arm, search passages first, then those of other purposes."""
+        """Yield the pairs of one arm, search passages first, then those of other purposes.
+
+        Where only the chosen ring is confirmed, those that confirm it are `confirming`.
+        """
         passages = self.plan.passages
         search: list[tuple[Split, int]] = [("search", seed) for seed in passages.search]
         fresh: list[tuple[Split, int]] = [("fresh", seed) for seed in passages.fresh]
-        samples = search + fresh
+        samples = search if passages.confirm == "chosen" else search + fresh
         if arm.ring_cells == self.default_ring_cells:
             samples = samples[:1]
         for split, seed in samples:
@@ -196,10 +199,17 @@ class ArmGrid:
             min_decode_s=None if decode_s == "auto" else decode_s,
         )
 
+    def confirming(self, arm: Arm, *, study: str) -> Iterator[PairSpec]:
+        """Yield the pairs that are run for an arm once it was chosen, none where all rings are."""
+        if self.plan.passages.confirm == "chosen" and arm.ring_cells != self.default_ring_cells:
+            for seed in self.plan.passages.fresh:
+                yield self._pair(arm, "fresh", seed, study)
+
     def every_pair(self, *, study: str) -> Iterator[PairSpec]:
-        """Yield every pair of the plan, arm by arm."""
+        """Yield every pair that the plan may come to, arm by arm."""
         for arm in self.arms():
             yield from self.pairs(arm, study=study)
+            yield from self.confirming(arm, study=study)
 
     def sha256(self) -> str:
         """Return the hash of the search space: its arms and the default they are held against."""

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import tomllib
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
 
@@ -19,7 +19,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from strata.config import DEFAULT_MAX_NEW, MAX_DRAFTS, PAGE_CELLS, Selection
 from strata.errors import StrataError, UsageError
 from strata.policy.request import minimum_ring_cells
-from strata.units import MAX_CELLS, parse_bytes, parse_cells
+from strata.tuner.plan_errors import explain
+from strata.units import MAX_CELLS, format_bytes, format_cells, parse_bytes, parse_cells
 
 BUILT_IN = Path(__file__).parent.parent / "data" / "plans"
 WARM_UP_TOKENS = 8
@@ -53,6 +54,10 @@ def _budget(value: object) -> object:
         raise ValueError(str(error).removeprefix("value: ")) from None
 
 
+def _context(value: object) -> object:
+    return SHARED_CONTEXT_CELLS if value == "shared" else value if value == "own" else _cells(value)
+
+
 def _selection(value: object) -> str:
     try:
         return str(Selection.parse(str(value)))
@@ -60,8 +65,8 @@ def _selection(value: object) -> str:
         raise ValueError(str(error)) from None
 
 
-_TYPES = ("tuple[", "dict[", "literal[", "function-", "constrained-", "nullable[")
-"""How pydantic names the branch of a union in an error's path; no key of a plan looks so."""
+SHARED_CONTEXT_CELLS = 132_096
+"""What ``shared`` reserves: 128K, a tier's slack and the answer, as the original experiment did."""
 
 Cells = Annotated[int, BeforeValidator(_cells), Field(gt=0, le=MAX_CELLS, strict=True)]
 Seeds = tuple[Annotated[int, Field(ge=0, strict=True)], ...]
@@ -92,20 +97,52 @@ class Grid(_Section):
         return self
 
 
+Drafts = Annotated[int, Field(ge=1, le=MAX_DRAFTS, strict=True)]
+Window = Annotated[
+    Literal["auto"] | Annotated[int, Field(ge=0, strict=True)], _cells_or_word("auto")
+]
+Select = Annotated[str, BeforeValidator(_selection)]
+Budget = Annotated[Annotated[int, Field(gt=0, strict=True)] | None, BeforeValidator(_budget)]
+Context = Annotated[Literal["own"] | Cells, BeforeValidator(_context)]
+Evict = Literal["clock", "lrfu"]
+
+
 class Session(_Section):
     """What is held fixed over the whole sweep."""
 
-    drafts: int = Field(default=1, ge=1, le=MAX_DRAFTS, strict=True)
-    mtp_window: Annotated[
-        Literal["auto"] | Annotated[int, Field(ge=0, strict=True)], _cells_or_word("auto")
-    ] = "auto"
-    select: Annotated[str, BeforeValidator(_selection)] = "0"
+    drafts: Drafts = 1
+    mtp_window: Window = "auto"
+    select: Select = "0"
     page: int = Field(default=PAGE_CELLS, gt=0, strict=True)
-    victims: Literal["clock", "lrfu"] = "clock"
-    vram_budget: Annotated[
-        Annotated[int, Field(gt=0, strict=True)] | None, BeforeValidator(_budget)
-    ] = None
-    context: Annotated[Literal["own"] | Cells, _cells_or_word("own")] = "own"
+    victims: Evict = "clock"
+    vram_budget: Budget = None
+    context: Context = "own"
+
+
+class Axes(_Section):
+    """Further knobs that are varied: each combination is a study, and a table, of its own.
+
+    A ring is chosen under conditions, and these are some of them; so they are never mixed.
+    """
+
+    drafts: tuple[Drafts, ...] = ()
+    mtp_window: tuple[Window, ...] = ()
+    select: tuple[Select, ...] = ()
+    victims: tuple[Evict, ...] = ()
+    vram_budget: tuple[Budget, ...] = ()
+    context: tuple[Context, ...] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Axes:
+        for name, values in self:
+            if len(set(values)) != len(values):
+                raise ValueError(f"{name} must not repeat a value")
+        return self
+
+    def points(self) -> list[dict[str, Any]]:
+        """Return every combination of the named values; one empty one where nothing is named."""
+        named = {name: values for name, values in self if values}
+        return [dict(zip(named, values, strict=True)) for values in product(*named.values())]
 
 
 class Passages(_Section):
@@ -113,6 +150,8 @@ class Passages(_Section):
 
     search: Seeds = (0,)
     fresh: Seeds = (1, 2)
+    confirm: Literal["all", "chosen"] = "all"
+    """Which rings run on the fresh passages: each, or the one that was best on the search ones."""
 
     @model_validator(mode="after")
     def _check(self) -> Passages:
@@ -121,6 +160,8 @@ class Passages(_Section):
             raise ValueError("a plan needs at least one passage")
         if len(set(every)) != len(every):
             raise ValueError("a seed may stand once, in search or in fresh")
+        if self.confirm == "chosen" and not (self.search and self.fresh):
+            raise ValueError("confirm chosen needs search passages to choose on, and fresh ones")
         return self
 
 
@@ -164,6 +205,7 @@ class Plan(_Section):
     model: str = "bundled"
     grid: Grid
     session: Session = Session()
+    axes: Axes = Axes()
     passages: Passages = Passages()
     measure: Measure = Measure()
     decision: Decision = Decision()
@@ -171,6 +213,15 @@ class Plan(_Section):
 
     @model_validator(mode="after")
     def _check(self) -> Plan:
+        named = {name for name, values in self.axes if values}
+        if twice := sorted(named & self.session.model_fields_set):
+            raise ValueError(f"{twice[0]} stands in session and in axes; leave it out of one")
+        if named:
+            self.expand()  # raises for a combination that cannot be
+            return self
+        return self._check_rings()
+
+    def _check_rings(self) -> Plan:
         page = self.session.page
         rings = self.grid.rings
         named = {} if rings == "auto" else rings if isinstance(rings, dict) else {"": rings}
@@ -198,6 +249,23 @@ class Plan(_Section):
         if ring < minimum:
             raise ValueError(f"ring {ring} is below the minimum of {minimum} cells")
 
+    def expand(self) -> tuple[Plan, ...]:
+        """Return the plan of each combination of axes, named after it; itself without axes."""
+        return tuple(self._at(point) for point in self.axes.points()) if self.has_axes else (self,)
+
+    @property
+    def has_axes(self) -> bool:
+        """Return whether the plan varies more than tier, ring and mode."""
+        return any(values for _, values in self.axes)
+
+    def _at(self, point: dict[str, Any]) -> Plan:
+        words = [f"{_WORDS.get(name, name)}-{_word(name, value)}" for name, value in point.items()]
+        table = self.model_dump()
+        table["name"] = ".".join([self.name, *words])
+        table["session"] |= point
+        table["axes"] = {}
+        return _from_table(table)
+
     def need_cells(self, tier_cells: int) -> int:
         """Return prompt + max new + one page, rounded up to a page."""
         page = self.session.page
@@ -217,7 +285,10 @@ class Plan(_Section):
 
     def canonical(self) -> str:
         """Return the plan as sorted, compact JSON: the text that is hashed."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        table = self.model_dump(mode="json")
+        if not self.has_axes:
+            del table["axes"]  # what is measured is the same without the word
+        return json.dumps(table, sort_keys=True, separators=(",", ":"))
 
     def with_sampler(self, name: str, *, seed: int | None = None) -> Plan:
         """Return the plan with another order of its arms; raise UsageError for an unknown one."""
@@ -242,15 +313,38 @@ def parse_plan(text: str, *, origin: str) -> Plan:
     try:
         return Plan.model_validate(table)
     except ValidationError as error:
-        raise UsageError(f"plan {origin}: {_explain(error, text)}") from None
+        raise UsageError(f"plan {origin}: {explain(error, text, Plan)}") from None
 
 
 def plan_from_json(text: str) -> Plan:
     """Rebuild a plan from its canonical JSON, as a store keeps it."""
-    table = json.loads(text)
+    return _from_table(json.loads(text))
+
+
+def _from_table(table: dict[str, Any]) -> Plan:
+    """Return the plan of a dumped one, whose budget of none has no word."""
     if table["session"]["vram_budget"] is None:
         table["session"]["vram_budget"] = "none"
     return Plan.model_validate(table)
+
+
+_WORDS = {"mtp_window": "window", "vram_budget": "budget"}
+"""What the names of studies call a knob, where they are shorter than a plan."""
+
+
+def _word(name: str, value: object) -> str:
+    """Return a value as a part of a study's name."""
+    if name == "vram_budget":
+        return (
+            "none"
+            if value is None
+            else format_bytes(int(str(value))).replace(" ", "").replace(".0", "")
+        )
+    if isinstance(value, int) and name in ("mtp_window", "context"):
+        return (
+            "shared" if value == SHARED_CONTEXT_CELLS and name == "context" else format_cells(value)
+        )
+    return str(value).replace("/", "-")
 
 
 def load_plan(name: str) -> Plan:
@@ -266,42 +360,3 @@ def load_plan(name: str) -> Plan:
             f"plan {name!r} cannot be read ({reason}); give a TOML file or one of: {known}"
         ) from None
     return parse_plan(text, origin=name)
-
-
-def _explain(error: ValidationError, text: str) -> str:
-    """Return one sentence for the first thing that is wrong with a plan."""
-    # A misspelt key says more than the one it leaves out, and of a union the branch that got far.
-    found = error.errors(include_url=False)
-    first = min(found, key=lambda one: (one["type"] != "extra_forbidden", -len(one["loc"])))
-    path = [str(part) for part in first["loc"] if not str(part).startswith(_TYPES)]
-    if first["type"] == "extra_forbidden":
-        known = ", ".join(sorted(_fields(path[:-1])))
-        where = f"in [{path[-2]}]" if len(path) > 1 else "at the top level"
-        return f"unknown key {path[-1]!r} {where}{_line(text, path)}; known keys there: {known}"
-    message = str(first["msg"]).removeprefix("Value error, ")
-    if first["type"] == "missing":
-        return f"key {'.'.join(path)!r} is missing"
-    place = f"{'.'.join(path)}{_line(text, path)}: " if path else ""
-    got = "" if first["type"] == "value_error" else f" (got {first['input']!r})"
-    return f"{place}{message[0].lower()}{message[1:]}{got}"
-
-
-def _fields(path: list[str]) -> dict[str, Any]:
-    section: type[BaseModel] = Plan
-    for part in path:
-        section = section.model_fields[part].annotation  # type: ignore[assignment]
-    return dict(section.model_fields)
-
-
-def _line(text: str, path: list[str]) -> str:
-    """Return `` (line N)`` for a key, or nothing where it was not written on a line of its own."""
-    section, keys = "", [part for part in path if not part.isdigit()]
-    for number, line in enumerate(text.splitlines(), start=1):
-        if header := re.match(r"\s*\[([\w.-]+)\]", line):
-            section = header.group(1)
-            if keys == [section]:
-                return f" (line {number})"
-        key = re.match(r"\s*([\w-]+)\s*=", line)
-        if key and keys[:2] == [*filter(None, [section]), key.group(1)]:
-            return f" (line {number})"
-    return ""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from strata.errors import StoreError, StrataError
 from strata.tuner.arms import DECODE, ORDER, Arm, PairSpec
+from strata.tuner.confirm import Confirmation
 from strata.tuner.pool import Done, Lost, Pool, Refused
 from strata.tuner.record import TrialRecord
 from strata.tuner.runner import failed_records
@@ -70,11 +71,13 @@ class _Sweep:
         self._on_pair, self._on_note = on_pair, on_note
         grid = study.grid
         self._pairs = {arm: tuple(grid.pairs(arm, study=study.study)) for arm in grid.arms()}
-        self._every = [pair for of_arm in self._pairs.values() for pair in of_arm]
+        self._confirmation = Confirmation(study)
         self._arm_of = {one.pair_id: arm for arm, many in self._pairs.items() for one in many}
         self._stored = store.trial_ids(study.study)
         self._records = store.trials(study.study)
-        self._done = {pair.pair_id for pair in self._every if is_stored(pair, self._stored)}
+        self._done = {p.pair_id for p in self._arm_pairs() if is_stored(p, self._stored)}
+        self._waiting: deque[PairSpec] = deque()
+        self._choose()
         self._before = frozenset(self._done)
         finished = {arm: many for arm, many in self._pairs.items() if self._is_finished(arm)}
         self._order = ArmOrder(
@@ -83,16 +86,15 @@ class _Sweep:
             [one for many in finished.values() for one in of_pairs(self._records, many)],
         )
         self._tries = Tries(store, study.study)
-        self._waiting: deque[PairSpec] = deque()
         self._again: list[PairSpec] = []
         self._lost_on: dict[str, set[int]] = {}
 
     def run(self) -> int:
         """Measure until nothing is left; whatever stops it, the tries that run are noted."""
         try:
-            while len(self._done) < len(self._every):
+            while len(self._done) < len(self._expected()):
                 self._hand_out()
-                if len(self._done) < len(self._every):
+                if len(self._done) < len(self._expected()):
                     self._hear()
         except BaseException:
             with suppress(StoreError):  # the first error is the one to report
@@ -167,23 +169,46 @@ class _Sweep:
         self._store.add_trials(new)
         self._records += new
         self._done.add(pair.pair_id)
-        arm = self._arm_of[pair.pair_id]
-        if self._is_finished(arm):
+        arm = self._arm_of.get(pair.pair_id)
+        if arm is not None and self._is_finished(arm):
             many = self._pairs[arm]
             mine = of_pairs(self._records, many)
             self._order.tell(arm, mean_gain(mine, many), mine)
-        self._on_pair(_progress(pair, new, self._every, self._done, self._before))
+            self._choose()
+        self._on_pair(_progress(pair, new, self._expected(), self._done, self._before))
+
+    def _choose(self) -> None:
+        """Have the best ring of each (tier, mode) whose arms are all done confirmed."""
+        for place in self._confirmation.open_places():
+            if all(self._is_finished(arm) for arm in self._confirmation.arms_of(place)):
+                for pair in self._confirmation.choose(place, self._records):
+                    if is_stored(pair, self._stored):
+                        self._done.add(pair.pair_id)
+                    else:
+                        self._waiting.append(pair)
+
+    def _arm_pairs(self) -> list[PairSpec]:
+        return [pair for of_arm in self._pairs.values() for pair in of_arm]
+
+    def _expected(self) -> list[PairSpec]:
+        """Return every pair that the sweep will come to, as far as that is known."""
+        return [*self._arm_pairs(), *self._confirmation.expected()]
 
     def _is_finished(self, arm: Arm) -> bool:
         return all(pair.pair_id in self._done for pair in self._pairs[arm])
 
 
 def count_pairs(study: StudyRecord, store: TrialStore) -> tuple[int, int]:
-    """Return (pairs stored, pairs of the plan)."""
-    stored = store.trial_ids(study.study)
-    grid = study.grid
-    pairs = [pair for arm in grid.arms() for pair in grid.pairs(arm, study=study.study)]
-    return sum(is_stored(pair, stored) for pair in pairs), len(pairs)
+    """Return (pairs stored, pairs of the plan as far as they are known)."""
+    stored, grid = store.trial_ids(study.study), study.grid
+    done = sum(is_stored(pair, stored) for pair in grid.every_pair(study=study.study))
+    confirmation = Confirmation(study)
+    of_arms = {arm: list(grid.pairs(arm, study=study.study)) for arm in grid.arms()}
+    for place in confirmation.open_places():
+        mine = [pair for arm in confirmation.arms_of(place) for pair in of_arms[arm]]
+        if all(is_stored(pair, stored) for pair in mine):
+            confirmation.choose(place, store.trials(study.study))
+    return done, sum(map(len, of_arms.values())) + len(confirmation.expected())
 
 
 def is_stored(pair: PairSpec, stored: set[str]) -> bool:

@@ -92,10 +92,11 @@ def sweep(
         chosen = chosen.with_sampler(sampler)
     crew = _parse_crew(workers, isolation)
     with open_database(path) as store:
-        study = _run(
-            chosen, store, device=device, crew=crew, resume=resume, where=str(path), out=out
-        )
-        _finish(store, study, out)
+        for one in _expand(chosen):
+            study = _run(
+                one, store, device=device, crew=crew, resume=resume, where=str(path), out=out
+            )
+            _finish(store, study, out)
 
 
 @app.command("run-trials")
@@ -108,15 +109,21 @@ def run_trials(
     workers: WorkersOption = "1",
     isolation: IsolationOption = "process",
 ) -> None:
-    """Run a plan where there is no database, into JSON lines; the same file again goes on."""
+    """Run a plan where there is no database, into JSON lines; the same file again goes on.
+
+    Where the plan's axes make several studies, each has a file with its name before FILE's.
+    """
     with needs_extra("strata tune run-trials"):
         from strata.tuner.store import JsonlStore
     chosen = _load_plan(plan, model)
     crew = _parse_crew(workers, isolation)
-    with JsonlStore(jsonl) as store:
-        where, out = str(jsonl), jsonl.parent
-        _run(chosen, store, device=device, crew=crew, resume=True, where=where, out=out)
-    say(f"take them home with: strata tune import {jsonl}")
+    plans = _expand(chosen)
+    for one in plans:
+        own = jsonl if len(plans) == 1 else jsonl.with_name(f"{one.name}-{jsonl.name}")
+        with JsonlStore(own) as store:
+            where, out = str(own), own.parent
+            _run(one, store, device=device, crew=crew, resume=True, where=where, out=out)
+        say(f"take them home with: strata tune import {own}")
 
 
 @app.command()
@@ -134,6 +141,14 @@ def _load_plan(name: str, model: str | None) -> Plan:
 
     plan = load_plan(name)
     return plan if model is None else plan.model_copy(update={"model": model})
+
+
+def _expand(plan: Plan) -> tuple[Plan, ...]:
+    """Return the plan of each study; say so where the plan's axes make several."""
+    plans = plan.expand()
+    if len(plans) > 1:
+        note(f"plan {plan.name} is {len(plans)} studies: {', '.join(one.name for one in plans)}")
+    return plans
 
 
 def _parse_crew(workers: str, isolation: str) -> Crew:

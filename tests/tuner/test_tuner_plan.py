@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tuner_samples import FACTS, SMALL_PLAN, all_pairs
@@ -14,6 +15,8 @@ from strata.tuner.arms import ArmGrid, lay_grid
 from strata.tuner.drive import new_study
 from strata.tuner.plan import Plan, load_plan, parse_plan, plan_from_json
 from strata.tuner.study import StudyRecord
+
+ROOT = Path(__file__).parents[2]
 
 
 def small(changes: str = "", **replacements: str) -> Plan:
@@ -145,3 +148,64 @@ def test_quick_has_rings_to_compare_on_every_device(device: str) -> None:
     for tier in plan.grid.tiers:
         assert 2 <= len(grid.rings(tier)) <= 3
         assert min(grid.rings(tier)) < plan.need_cells(tier)
+
+
+AXES = (
+    SMALL_PLAN.replace("mtp_window = 64\n", "")
+    + """
+[axes]
+mtp_window = [64, "1K"]
+drafts = [1, 3]
+context = ["own", "shared"]
+vram_budget = ["40MiB", "none"]
+"""
+)
+
+
+def test_axes_are_studies_of_their_own() -> None:
+    plan = parse_plan(AXES, origin="a.toml")
+    plans = plan.expand()
+    assert (
+        len(plans) == len({one.sha256 for one in plans}) == len({one.name for one in plans}) == 16
+    )
+    first = plans[0]
+    assert first.name == "small.drafts-1.window-64.budget-40MiB.context-own"
+    assert plans[-1].name == "small.drafts-3.window-1K.budget-none.context-shared"
+    assert plans[-1].session.context == 132_096
+    assert plans[-1].session.vram_budget is None
+    assert {one.grid for one in plans} == {plan.grid}
+    assert first.expand() == (first,)
+    alone = first.model_copy(update={"name": "small"})
+    again = SMALL_PLAN.replace("mtp_window = 64\n", 'mtp_window = 64\nvram_budget = "40MiB"\n')
+    assert alone.sha256 == parse_plan(again, origin="b.toml").sha256
+    assert plan_from_json(first.canonical()) == first
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("drafts = [1, 3]", "drafts = [1, 1]", "axes .*drafts must not repeat"),
+        ("drafts = [1, 3]", "drafts = [1, 8]", r"axes\.drafts\.1 \(line 19\)"),
+        ("drafts = [1, 3]", "draft = [1]", r"unknown key 'draft' in \[axes\]"),
+        ('context = ["own", "shared"]', 'context = ["own", 64]', "context 64 is below the need"),
+        ("[session]", "[session]\ndrafts = 1", "drafts stands in session and in axes"),
+    ],
+)
+def test_axes_that_cannot_be_are_refused(old: str, new: str, message: str) -> None:
+    assert old in AXES
+    with pytest.raises(UsageError, match=message):
+        parse_plan(AXES.replace(old, new), origin="a.toml")
+
+
+def test_the_plans_for_the_gpu_can_be_laid_and_say_what_they_cost() -> None:
+    plans = load_plan(str(ROOT / "experiments" / "plans" / "h200-ring.toml")).expand()
+    assert [one.session.context for one in plans] == ["own", 132_096]
+    splits = [one.split for one in documents()]
+    for plan in (*plans, load_plan(str(ROOT / "experiments" / "plans" / "h200-ring-40mib.toml"))):
+        assert {splits[seed] for seed in plan.passages.search} == {"search"}
+        assert [splits[seed] for seed in plan.passages.fresh] == ["fresh"] * 12
+        grid = lay_grid(plan, device_default_cells=32_768, max_positions=135_168)
+        assert grid.default_ring_cells == 8_192
+        places = {(arm.tier_cells, arm.mode) for arm in grid.arms() if arm.ring_cells != 8_192}
+        pairs = sum(1 for arm in grid.arms() for _ in grid.pairs(arm, study="s"))
+        assert pairs + 12 * len(places) <= 370  # of which some rings do not fit and cost nothing

@@ -187,8 +187,9 @@ def _of_study(study: StudyRecord, rows: list[Row], passages_hash: PassagesHash) 
             findings.append(_taken(study.study, runs, f"pair {key} is none of its plan's"))
         else:
             sound |= {str(run["trial_id"]) for run in runs}
-    if planned is not None and (missing := len(planned - sound)):
-        words = f"{len(planned) - missing} of {len(planned)} planned trials are stored and sound; "
+    due = set() if planned is None else _due(study)
+    if missing := len(due - sound):
+        words = f"{len(due) - missing} of {len(due)} planned trials are stored and sound; "
         findings.append(_note(study, words + "go on with --resume"))
     failed = Counter(str(row["kind"]) for row in rows if row["kind"] != "ok")
     if failed:
@@ -212,7 +213,7 @@ def _hashes(study: StudyRecord, passages_hash: PassagesHash) -> list[Finding]:
 
 
 def _planned(study: StudyRecord) -> set[str] | None:
-    """Return the ids of every trial of a study's plan, None where it cannot be read."""
+    """Return the ids of every trial that a study's plan may come to, None where it is unread."""
     try:
         grid = study.grid
     except StoreError:
@@ -220,6 +221,17 @@ def _planned(study: StudyRecord) -> set[str] | None:
     return {
         pair.trial_id(position)
         for pair in grid.every_pair(study=study.study)
+        for position in range(len(ORDER))
+    }
+
+
+def _due(study: StudyRecord) -> set[str]:
+    """Return the ids of the trials that run whatever the others show."""
+    grid = study.grid
+    return {
+        pair.trial_id(position)
+        for arm in grid.arms()
+        for pair in grid.pairs(arm, study=study.study)
         for position in range(len(ORDER))
     }
 
