@@ -88,6 +88,8 @@ class Sweep:
     def __init__(self, folder: Path, setup: Setup) -> None:
         self.folder = folder
         self.setup = setup
+        self.log = folder / "driver.log"
+        self._started_at = 0
         folder.mkdir(parents=True)
         (folder / "kill.toml").write_text(setup.plan(), encoding="utf-8")
 
@@ -99,7 +101,8 @@ class Sweep:
             words += ["--out", str(self.folder / "runs"), "--resume"]
         else:
             words = ["run-trials", *words, "--jsonl", str(self.folder / "runs" / "t.jsonl")]
-        with (self.folder / "driver.log").open("ab") as log:
+        with self.log.open("ab") as log:
+            self._started_at = log.tell()
             return subprocess.Popen(
                 [*COMMAND, *words],
                 stdout=log,
@@ -107,6 +110,10 @@ class Sweep:
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 start_new_session=True,
             )
+
+    def measures(self) -> bool:
+        """Return whether the driver that was started last has named its study."""
+        return b"pairs are stored" in self.log.read_bytes()[self._started_at :]
 
     def open_store(self) -> TrialStore:
         if self.setup.store == "database":
@@ -140,7 +147,7 @@ def disturbed(sweep: Sweep) -> Course:
     while len(course.killed) < sweep.setup.kills:
         wanted = choose.choices(TARGETS, WEIGHTS)[0]
         pause_s = choose.uniform(0.0, LONGEST_PAUSE_S)
-        victim = wait_for(driver, wanted, pause_s)
+        victim = wait_for(driver, sweep, wanted, pause_s)
         if victim is None:
             if not driver.wait():
                 raise SystemExit(
@@ -161,14 +168,19 @@ def disturbed(sweep: Sweep) -> Course:
     return course
 
 
-def wait_for(driver: subprocess.Popen[bytes], wanted: str, pause_s: float) -> int | None:
-    """Return the victim once its driver measures and the pause is over; None where it is done."""
+def wait_for(
+    driver: subprocess.Popen[bytes], sweep: Sweep, wanted: str, pause_s: float
+) -> int | None:
+    """Return the victim once its driver measures and the pause is over; None where it is done.
+
+    A driver measures when it has named its study; some of its workers may still be starting then.
+    """
     ready_s = None
     while driver.poll() is None:
+        if ready_s is None and sweep.measures():
+            ready_s = time.monotonic()
         servers = children(driver.pid)
         trials = [trial for server in servers for trial in children(server)]
-        if trials and ready_s is None:
-            ready_s = time.monotonic()
         if ready_s is not None and time.monotonic() - ready_s >= pause_s:
             found = {"driver": [driver.pid], "server": servers, "trial": trials}[wanted]
             if found:
@@ -248,7 +260,7 @@ def is_same(found: dict[str, Any]) -> bool:
 
 
 def last_words(sweep: Sweep) -> str:
-    text = (sweep.folder / "driver.log").read_text(encoding="utf-8", errors="replace")
+    text = sweep.log.read_text(encoding="utf-8", errors="replace")
     return text.strip().splitlines()[-1] if text.strip() else "it said nothing"
 
 
