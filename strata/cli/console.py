@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -74,6 +76,23 @@ def fail_cleanly() -> Iterator[None]:
     except KeyboardInterrupt as error:
         note("interrupted")
         raise typer.Exit(EXIT_INTERRUPTED) from error
+
+
+@contextmanager
+def end_on_sigterm() -> Iterator[None]:
+    """Answer SIGTERM like Ctrl-C inside: a cluster's scheduler sends it before it kills."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # no other thread may say what a signal does
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -9,7 +9,15 @@ import typer
 from typer.core import TyperGroup
 
 from strata.cli import tune_acceptance, tune_move, tune_study
-from strata.cli.console import EXIT_INTERRUPTED, fail_cleanly, needs_extra, note, say, show_table
+from strata.cli.console import (
+    EXIT_INTERRUPTED,
+    end_on_sigterm,
+    fail_cleanly,
+    needs_extra,
+    note,
+    say,
+    show_table,
+)
 from strata.cli.tune_options import (
     DATABASE_NAME,
     DEFAULT_OUT,
@@ -167,25 +175,26 @@ def _run(
     where: str,
     out: Path,
 ) -> StudyRecord:
-    """Sweep with a progress bar; Ctrl-C says what is stored and exits with 130."""
+    """Sweep with a progress bar; Ctrl-C and SIGTERM say what is stored and exit with 130."""
     from strata.cli.tune_view import SweepBar
 
     with needs_extra("strata tune"):
         from strata.tuner.drive import run_plan
     with SweepBar() as bar:
         try:
-            return run_plan(
-                plan,
-                store,
-                device=device,
-                crew=crew,
-                resume=resume,
-                where=where,
-                log=out / "trials.log",
-                on_start=bar.start,
-                on_pair=bar.advance,
-                on_note=note,
-            )
+            with end_on_sigterm():
+                return run_plan(
+                    plan,
+                    store,
+                    device=device,
+                    crew=crew,
+                    resume=resume,
+                    where=where,
+                    log=out / "trials.log",
+                    on_start=bar.start,
+                    on_pair=bar.advance,
+                    on_note=note,
+                )
         except KeyboardInterrupt:
             bar.stop()
             note(f"interrupted; every finished pair is in {where}; go on with --resume")

@@ -229,14 +229,17 @@ def test_a_killed_driver_loses_nothing_and_resume_repeats_nothing(
     assert set(ids) == set(stored_ids(swept.database))
 
 
-def test_ctrl_c_stops_cleanly(swept: Swept, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_stop_cleanly(
+    swept: Swept, number: signal.Signals, tmp_path: Path
+) -> None:
     words = [str(swept.plan), "--model", str(TINY), "--out", str(tmp_path / "runs")]
     driver = subprocess.Popen([*COMMAND, *words], stderr=subprocess.PIPE, text=True)
     assert driver.stderr is not None
     for line in driver.stderr:
         if line.startswith("3/22"):
             break
-    driver.send_signal(signal.SIGINT)
+    driver.send_signal(number)
     rest = driver.communicate(timeout=120)[1]
     assert driver.returncode == 130
     assert "go on with --resume" in rest
