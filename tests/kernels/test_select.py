@@ -22,10 +22,23 @@ def own_pages(last: int, rows: int) -> torch.Tensor:
     return torch.tensor([last - (r < rows // 2) for r in range(rows)])
 
 
-def choose(scores: torch.Tensor, own: torch.Tensor, count: int, tail: int) -> torch.Tensor:
+def choose(
+    scores: torch.Tensor, own: torch.Tensor, count: int, tail: int, warps: int | None = None
+) -> torch.Tensor:
     out = torch.full((len(own), count), -7, dtype=torch.int32, device=scores.device)
-    triton_select.choose_pages(scores, own.to(scores.device), count=count, tail=tail, out=out)
+    triton_select.choose_pages(
+        scores, own.to(scores.device), count=count, tail=tail, out=out, warps=warps
+    )
     return out.cpu().long()
+
+
+def make_scores(kind: str, rows: int, pages: int) -> torch.Tensor:
+    return {
+        "random": torch.randn(rows, pages),
+        "ties": torch.randint(-3, 4, (rows, pages)).float() * 0.5,
+        "flat": torch.zeros(rows, pages) * torch.randn(rows, pages).sign(),  # both zeros
+        "wide": torch.randn(rows, pages) * 10.0 ** torch.randint(-38, 38, (rows, pages)),
+    }[kind]
 
 
 def choose_ref(scores: torch.Tensor, own: torch.Tensor, count: int, tail: int) -> torch.Tensor:
@@ -54,15 +67,58 @@ def test_equal_scores_choose_equal_pages(
     device: str, pages: int, last: int, rows: int, count: int, tail: int, kind: str
 ) -> None:
     torch.manual_seed(pages + rows)
-    scores = {
-        "random": torch.randn(rows, pages),
-        "ties": torch.randint(-3, 4, (rows, pages)).float() * 0.5,
-        "flat": torch.zeros(rows, pages) * torch.randn(rows, pages).sign(),  # both zeros
-        "wide": torch.randn(rows, pages) * 10.0 ** torch.randint(-38, 38, (rows, pages)),
-    }[kind]
+    scores = make_scores(kind, rows, pages)
     own = own_pages(last, rows)
     expected = choose_ref(scores, own, count, tail)
     assert torch.equal(choose(scores.to(device), own, count, tail), expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("warps", "pages", "last", "count"),
+    [
+        (1, 33, 32, 9),  # one tile
+        (1, 700, 33, 9),  # of the tiles for 16, 4 and 1 tiles the least
+        (1, 700, 150, 40),
+        (1, 700, 699, 40),
+        (1, 700, 699, 600),
+        (2, 260, 259, 70),  # two tiles, the second smaller
+        (4, 140, 139, 30),
+    ],
+)
+@pytest.mark.parametrize("kind", ["random", "ties", "wide"])
+def test_tiles_of_any_size_choose_equal_pages(
+    device: str, warps: int, pages: int, last: int, count: int, kind: str
+) -> None:
+    torch.manual_seed(pages + last)
+    scores, own = make_scores(kind, 2, pages), own_pages(last, 2)
+    expected = choose_ref(scores, own, count, 2)
+    assert torch.equal(choose(scores.to(device), own, count, 2, warps), expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("kv_heads", "group", "dim", "pages"), [(1, 8, 64, 100), (2, 3, 32, 63), (1, 20, 20, 66)]
+)
+def test_scores_of_16_bits_are_exact_and_a_rows_own(
+    device: str, kv_heads: int, group: int, dim: int, pages: int
+) -> None:
+    rows, tail = 5, 2
+    bounds = make_bounds(kv_heads, pages, dim, seed=dim).bfloat16().float()
+    bounds[:, -1, :dim], bounds[:, -1, dim:] = -torch.inf, torch.inf  # a newborn page
+    q = torch.randn(rows, kv_heads, group, dim).bfloat16()
+    own = own_pages(pages - 1, rows)
+    expected = ref.score_pages(q, bounds[:, 1:])
+    seen = {}
+    for some in (1, 2, 5):
+        scores = torch.full((some, pages), float("nan"), device=device)
+        triton_select.score_pages(
+            q[:some].to(device), bounds.to(device), own[-some:].to(device), tail=tail, out=scores
+        )
+        seen[some] = scores[:, 1 : pages - tail].cpu()
+        assert rms_ratio(seen[some], expected[:some, : pages - tail - 1]) < 1e-6
+    assert torch.equal(seen[1], seen[5][:1])
+    assert torch.equal(seen[2], seen[5][:2])
 
 
 @pytest.mark.parametrize("device", DEVICES)

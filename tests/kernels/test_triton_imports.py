@@ -25,12 +25,18 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
 
 
 def test_only_kernel_files_import_triton() -> None:
-    kernels = [*ROOT.glob("kernels/*/triton.py")]
+    modules = {path: list(imports(path)) for path in sorted(ROOT.rglob("*.py"))}
+    kernels = {
+        path
+        for path, names in modules.items()
+        if any(name.split(".")[0] == "triton" for name, _ in names)
+    }
     assert len(kernels) >= 3
-    for path in sorted(ROOT.rglob("*.py")):
-        for name, at_load in imports(path):
-            if name.split(".")[0] == "triton":
-                assert path in kernels, path
-            kernel_file = name.startswith("strata.kernels.") and ".triton" in name
-            if kernel_file and path not in kernels:
+    named = {".".join(path.relative_to(ROOT.parent).with_suffix("").parts) for path in kernels}
+    for path in kernels:
+        assert path.is_relative_to(ROOT / "kernels"), path
+        assert path.name not in ("__init__.py", "ref.py"), path
+    for path in modules.keys() - kernels:
+        for name, at_load in modules[path]:
+            if name in named or name.rpartition(".")[0] in named:
                 assert not at_load, f"{path} imports {name} before a kernel is wanted"

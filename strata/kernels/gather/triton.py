@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from strata.kernels.device import on_device_of
+from strata.kernels.overlap import let_next_begin, overlapped, wait_for_previous
 
 BLOCK_WORDS = 1024
 """Words a program copies at a time: 16 bytes a thread of 8 warps, the fastest measured."""
@@ -24,7 +25,10 @@ def _gather(
     PAGE_WORDS: tl.constexpr,
     PAGE_BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    let_next_begin(OVERLAP)
+    wait_for_previous(OVERLAP)
     count = listed
     if COUNTED:
         count = tl.minimum(tl.load(count_ptr).to(tl.int32), listed)
@@ -67,4 +71,5 @@ def gather_pages(
             PAGE_BLOCKS=page_blocks,
             BLOCK=BLOCK_WORDS,
             num_warps=8,
+            **overlapped(pool),
         )

@@ -7,16 +7,22 @@ programs past a row's older pages return at once.
 
 from __future__ import annotations
 
+import os
+
 import torch
 import triton
 import triton.language as tl
 
 from strata.kernels.device import on_device_of
 from strata.kernels.overlap import let_next_begin, overlapped, wait_for_previous
-from strata.kernels.select import MAX_FUSED_PAGES
+from strata.kernels.select.choose import choose_pages
 
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Triton's interpreter multiplies no 16-bit matrices: there operands are widened."""
 SCORE_BLOCK = 32
 """Pages a scoring program reads: their bounds stay in registers while it goes through heads."""
+DOT_BLOCK = 64
+"""Pages of a matrix product, the fewest of the widest instruction."""
 
 
 @triton.jit
@@ -33,9 +39,12 @@ def _score(
     TAIL: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Write the scores of BLOCK pages for one row: largest head of sum_d max(q max, q min)."""
     row = tl.program_id(1)
+    let_next_begin(OVERLAP)
+    wait_for_previous(OVERLAP)
     older = tl.load(own_ptr + row).to(tl.int32) - TAIL
     first = tl.program_id(0) * BLOCK
     if first <= older:
@@ -55,59 +64,70 @@ def _score(
         tl.store(out_ptr + row.to(tl.int64) * pages + page, best, mask=page < pages)
 
 
-@triton.jit
-def _choose(
-    scores_ptr,
+@triton.jit(do_not_specialize=["rows"])
+def _score_rows(
+    q_ptr,
+    bounds_ptr,
     own_ptr,
     out_ptr,
+    q_row,
     pages,
-    count,
+    rows,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
     TAIL: tl.constexpr,
     BLOCK: tl.constexpr,
-    BLOCK_OUT: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    PER: tl.constexpr,
+    WIDEN: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
-    """Write the `count` pages of one row: page 0, the best older ones ascending, the tail.
+    """Write the scores of BLOCK pages for all rows of 16 bits, PER rows in a matrix product.
 
-    The threshold is the largest integer image T of a score that at least `want` candidates reach,
-    found by halving; candidates above it are in, those equal to it from the lowest page on until
-    `want` are. The image of a float32 orders as the float does.
+    The larger of q max and q min is (positive part of q) max + (negative part) min; of 16-bit
+    numbers both are exact in float32. A column of the product is one head of one row, and no
+    column depends on the others.
     """
-    row = tl.program_id(0)
-    own = tl.load(own_ptr + row).to(tl.int32)
-    out = out_ptr + row.to(tl.int64) * count
-    if own < count:
-        for start in range(0, count, BLOCK_OUT):
-            i = start + tl.arange(0, BLOCK_OUT)
-            tl.store(out + i, i.to(out_ptr.dtype.element_ty), mask=i < count)
+    first = tl.program_id(0) * BLOCK
+    page = first + tl.arange(0, BLOCK)
+    d = tl.arange(0, BLOCK_D)
+    column = tl.arange(0, PER * BLOCK_G)
+    g = column % BLOCK_G
+    let_next_begin(OVERLAP)
+    # Bounds and own pages are the last round's: they are fetched while q is still computed.
+    last = tl.load(own_ptr + rows - 1).to(tl.int32) - TAIL
+    if first <= last:
+        mask = ((page >= 1) & (page <= last))[:, None] & (d < DIM)[None, :]
+        dtype = tl.float32 if WIDEN else q_ptr.dtype.element_ty
+        at = bounds_ptr + page[:, None] * (2 * DIM) + d[None, :]
+        if KV_HEADS == 1:
+            high = tl.load(at, mask=mask, other=0.0).to(dtype)
+            low = tl.load(at + DIM, mask=mask, other=0.0).to(dtype)
+        wait_for_previous(OVERLAP)
+        for start in range(0, rows, PER):
+            row = start + column // BLOCK_G
+            given = (row < rows) & (g < GROUP)
+            best = tl.full((BLOCK, PER * BLOCK_G), float("-inf"), tl.float32)
+            for head in tl.static_range(KV_HEADS):
+                if KV_HEADS > 1:
+                    to = at + head * pages * (2 * DIM)
+                    high = tl.load(to, mask=mask, other=0.0).to(dtype)
+                    low = tl.load(to + DIM, mask=mask, other=0.0).to(dtype)
+                from_q = q_ptr + row.to(tl.int64) * q_row + (head * GROUP + g) * DIM
+                inside = given[None, :] & (d < DIM)[:, None]
+                q = tl.load(from_q[None, :] + d[:, None], mask=inside, other=0.0).to(dtype)
+                zero = tl.zeros((BLOCK_D, PER * BLOCK_G), dtype)
+                product = tl.dot(high, tl.where(q > 0, q, zero), input_precision="ieee")
+                product = tl.dot(low, tl.where(q < 0, q, zero), product, input_precision="ieee")
+                best = tl.maximum(best, tl.where(given[None, :], product, float("-inf")))
+            score = tl.max(tl.reshape(best, (BLOCK, PER, BLOCK_G)), 2)
+            r = start + tl.arange(0, PER)
+            to = out_ptr + r.to(tl.int64)[None, :] * pages + page[:, None]
+            tl.store(to, score, mask=(page < pages)[:, None] & (r < rows)[None, :])
     else:
-        want = count - 1 - TAIL
-        page = tl.arange(0, BLOCK)
-        valid = (page >= 1) & (page <= own - TAIL)
-        score = tl.load(scores_ptr + row.to(tl.int64) * pages + page, mask=valid, other=0.0)
-        score = tl.where(score == 0.0, 0.0, score)  # one zero, as in a comparison
-        bits = score.to(tl.int32, bitcast=True)
-        image = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-        low = tl.min(tl.where(valid, image, 0x7FFFFFFF), 0).to(tl.int64)
-        high = tl.max(tl.where(valid, image, -0x7FFFFFFF), 0).to(tl.int64)
-        while low < high:
-            middle = low + (high - low + 1) // 2
-            reached = tl.sum((valid & (image >= middle.to(tl.int32))).to(tl.int32), 0)
-            high = tl.where(reached > want, high, tl.where(reached == want, middle, middle - 1))
-            low = tl.where(reached >= want, middle, low)
-        threshold = low.to(tl.int32)
-        above = (valid & (image > threshold)).to(tl.int32)
-        equal = (valid & (image == threshold)).to(tl.int32)
-        ties = want - tl.sum(above, 0)
-        # One scan ranks both: at most 16,384 candidates fill 15 bits.
-        ranks = tl.cumsum(above + equal * 65536, 0)
-        tie_rank = ranks >> 16
-        place = (ranks & 65535) + tl.minimum(tie_rank, ties)
-        chosen = (above > 0) | ((equal > 0) & (tie_rank <= ties))
-        tl.store(out + place, page.to(out_ptr.dtype.element_ty), mask=chosen)
-        tl.store(out, tl.full((), 0, out_ptr.dtype.element_ty))
-        for i in tl.static_range(TAIL):
-            last = (own - TAIL + 1 + i).to(out_ptr.dtype.element_ty)
-            tl.store(out + count - TAIL + i, last)
+        wait_for_previous(OVERLAP)  # who waits for this launch counts on those before it
 
 
 @triton.jit(do_not_specialize=["first_page", "start", "end"])
@@ -193,8 +213,8 @@ def _widen(
     layer, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.arange(0, BLOCK_R)
     d = tl.arange(0, BLOCK_D)
-    wait_for_previous(OVERLAP)
     let_next_begin(OVERLAP)
+    wait_for_previous(OVERLAP)
     kept = (row < rows) & (row <= tl.load(accepted_ptr).to(tl.int32))
     position = tl.load(positions_ptr + row, mask=kept, other=-1)
     page = tl.where(kept, position // PAGE_CELLS, -1)
@@ -255,50 +275,48 @@ def score_pages(
     """Write the scores of every older page of each row of `q` [R, K, G, D] into `out` [R, P].
 
     Pages that are not older than the tail, and page 0, are left as they were or hold no score.
+    `bounds` are of keys of `q`'s type. Of what is captured in one graph nothing before this launch
+    may write `bounds` or `own_page`, which are fetched while the launches before it still run.
     """
     rows, kv_heads, group, dim = q.shape
     q = _rows_apart(q)
     assert bounds.is_contiguous()
     assert out.is_contiguous()
     pages = bounds.shape[1]
-    _score[(triton.cdiv(pages, SCORE_BLOCK), rows)](
+    wide = q.element_size() == 4
+    block = SCORE_BLOCK if wide else DOT_BLOCK
+    sizes = {"KV_HEADS": kv_heads, "GROUP": group, "DIM": dim, "TAIL": tail, "BLOCK": block}
+    block_dim = triton.next_power_of_2(dim)
+    if wide:
+        _score[(triton.cdiv(pages, block), rows)](
+            q,
+            bounds,
+            own_page,
+            out,
+            q.stride(0),
+            pages,
+            **sizes,
+            BLOCK_DIM=block_dim,
+            num_warps=4,
+            **overlapped(q),
+        )
+        return out
+    heads = triton.next_power_of_2(group)
+    _score_rows[(triton.cdiv(pages, block),)](
         q,
         bounds,
         own_page,
         out,
         q.stride(0),
         pages,
-        KV_HEADS=kv_heads,
-        GROUP=group,
-        DIM=dim,
-        TAIL=tail,
-        BLOCK=SCORE_BLOCK,
-        BLOCK_DIM=triton.next_power_of_2(dim),
+        rows,
+        **sizes,
+        BLOCK_D=max(block_dim, 16),
+        BLOCK_G=heads,
+        PER=max(16 // heads, 1),
+        WIDEN=INTERPRETED,
         num_warps=4,
-    )
-    return out
-
-
-def choose_pages(
-    scores: torch.Tensor, own_page: torch.Tensor, *, count: int, tail: int, out: torch.Tensor
-) -> torch.Tensor:
-    """Write the pages that `scores` [R, P] choose into `out` [R, M], ascending."""
-    rows, pages = scores.shape
-    assert pages <= MAX_FUSED_PAGES
-    assert count > tail
-    assert scores.is_contiguous()
-    assert out.is_contiguous()
-    block = max(triton.next_power_of_2(pages), 16)
-    _choose[(rows,)](
-        scores,
-        own_page,
-        out,
-        pages,
-        count,
-        TAIL=tail,
-        BLOCK=block,
-        BLOCK_OUT=256,
-        num_warps=min(max(block // 512, 1), 16),
+        **overlapped(q),
     )
     return out
 
