@@ -45,8 +45,8 @@ def _bear(
     stamp_ptr += layer * slots
     spare_ptr += layer * 2
     scalars_ptr += layer * NUM_SCALARS
-    wait_for_previous(OVERLAP)
     let_next_begin(OVERLAP)
+    wait_for_previous(OVERLAP)
     base = tl.load(base_ptr)
     first = (base // PAGE_CELLS).to(tl.int32)
     last = ((base + rows - 1) // PAGE_CELLS).to(tl.int32)

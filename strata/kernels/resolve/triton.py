@@ -216,8 +216,8 @@ def _resolve(
     stamp_ptr += layer * slots
     scalars_ptr += layer * NUM_SCALARS
     counters_ptr += layer * NUM_COUNTS
-    wait_for_previous(OVERLAP)
     let_next_begin(OVERLAP)
+    wait_for_previous(OVERLAP)
     filled = tl.load(scalars_ptr)
     time = tl.load(scalars_ptr + 1)
     epoch = tl.load(scalars_ptr + 2) + 1
