@@ -56,13 +56,18 @@ def export(
         Path | None,
         typer.Option(metavar="FOLDER", help="Write Parquet and a manifest into a new folder."),
     ] = None,
+    optuna: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write SQLite that optuna-dashboard opens, to look at."),
+    ] = None,
     out: OutOption = DEFAULT_OUT,
     db: DbOption = None,
 ) -> None:
-    """Write one study of the database as files that `strata tune import` reads."""
-    if jsonl is None and parquet is None:
-        raise UsageError("say where to: --jsonl FILE or --parquet FOLDER")
+    """Write one study of the database as files that `strata tune import` reads, or for Optuna."""
+    if jsonl is None and parquet is None and optuna is None:
+        raise UsageError("say where to: --jsonl FILE, --parquet FOLDER or --optuna FILE")
     with needs_extra("strata tune export"):
+        from strata.tuner.dashboard import export_optuna
         from strata.tuner.store import export_jsonl, open_database
         from strata.tuner.store.parquet import export_parquet
     with open_database(db or out / DATABASE_NAME, must_exist=True) as store:
@@ -70,6 +75,10 @@ def export(
             say(f"{export_jsonl(store, study, jsonl)} trials in {jsonl}")
         if parquet is not None:
             say(f"{export_parquet(store, study, parquet)} trials in {parquet}")
+        if optuna is not None:
+            name, count = export_optuna(store, study, optuna)
+            say(f"{count} arms of {name} in {optuna}")
+            say(f"look at it with: optuna-dashboard sqlite:///{optuna}")
 
 
 @fail_cleanly()
