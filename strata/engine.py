@@ -186,14 +186,21 @@ class Engine:
 
     # -- decode ---------------------------------------------------------------------------
 
+    def prepare(self, drafts: int, min_p: float, *, at_most: int) -> None:
+        """Make ready what rounds of `drafts` drafts need, behind `first_token`: here nothing."""
+
     def round(self, sampler: Sampler, drafts: int, min_p: float = 0.0) -> Round:
         """Draft at most `drafts` tokens, verify them in one forward, commit what held."""
-        self.launch(sampler, drafts, min_p)
+        self.launch(sampler, drafts, min_p, at_most=drafts)
         return self.collect()
 
-    def launch(self, sampler: Sampler, drafts: int, min_p: float) -> None:
-        """Begin the round that `collect` returns; a GPU works on it meanwhile."""
-        self._begun = (sampler, drafts, min_p)
+    def launch(self, sampler: Sampler, drafts: int, min_p: float, *, at_most: int) -> None:
+        """Begin the round that `collect` returns, as if it had `at_most` drafts.
+
+        A GPU works on it meanwhile. It may draft more than count, because a number of rows that no
+        round had before would have to be captured.
+        """
+        self._begun = (sampler, min(drafts, at_most), min_p)
 
     @torch.inference_mode()
     def collect(self) -> Round:

@@ -148,17 +148,19 @@ class Session:
         start = time.perf_counter()
         kv_before, experts_before = engine.kv_counters(), engine.expert_counters()
         try:
-            going = collector.take([engine.first_token(sampler)])
+            token, drafts = engine.first_token(sampler), count.next()
+            engine.prepare(drafts, self._min_p, at_most=collector.room - 2)
+            going = collector.take([token])
             out.first_token_s = out.times_s[0] - start
             while going:
                 # A round gives one token more than it drafts.
-                drafts = min(count.next(), collector.room - 1)
-                engine.launch(sampler, drafts, self._min_p)
+                engine.launch(sampler, drafts, self._min_p, at_most=collector.room - 1)
                 collector.catch_up()  # while a GPU is at the round
                 done = engine.collect()
                 count.learn(done.drafted, done.accepted)
                 out.note_round(done.drafted, done.accepted)
                 going = collector.take(done.tokens)
+                drafts = count.next()
         except KeyboardInterrupt:
             out.stopped = "interrupted"
         collector.finish()

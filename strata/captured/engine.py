@@ -74,7 +74,7 @@ class CapturedEngine(Engine):
         )
         self._draw: TokenDraw | None = None
         self._phases: dict[tuple[object, ...], Phase] = {}
-        self._launched = (0, False)
+        self._launched = (0, 0, False)
         self._pool = torch.cuda.graph_pool_handle() if self._capture else None
 
     def _round_rows(self, drafts: int, min_p: float, every_page: bool) -> None:
@@ -152,17 +152,34 @@ class CapturedEngine(Engine):
         return token
 
     @torch.inference_mode()
-    def launch(self, sampler: Sampler, drafts: int, min_p: float) -> None:
+    def prepare(self, drafts: int, min_p: float, *, at_most: int) -> None:
+        """Capture such a round, so that the first one does not wait for it."""
+        if self._capture and at_most >= 0:
+            drafts = self._drafts_to_run(drafts, min_p, at_most)
+            self._phase(self._round_rows, drafts, min_p, self._pages.before(drafts + 1))
+
+    @torch.inference_mode()
+    def launch(self, sampler: Sampler, drafts: int, min_p: float, *, at_most: int) -> None:
         """Launch draft and verify behind one another."""
+        counted, drafts = min(drafts, at_most), self._drafts_to_run(drafts, min_p, at_most)
+        if counted < drafts:
+            self._board.limit.fill_(0 if self.refuse_drafts else counted)
         every_page = self._pages.before(drafts + 1)
         self._phase(self._round_rows, drafts, min_p, every_page).run()
         self.forwards += 1
-        self._launched = (drafts, every_page)
+        self._launched = (drafts, counted, every_page)
+
+    def _drafts_to_run(self, drafts: int, min_p: float, at_most: int) -> int:
+        """Return how many drafts a round makes of which `at_most` count."""
+        g = self.kv.geometry
+        fits = self.kv.committed + drafts < g.pages * g.page_cells
+        more = self._capture and min_p == 0 and fits
+        return drafts if more else min(drafts, at_most)
 
     @torch.inference_mode()
     def collect(self) -> Round:
         """Wait for the round, and read what was accepted: the only thing that the host reads."""
-        drafts, every_page = self._launched
+        drafts, counted, every_page = self._launched
         rows, config = drafts + 1, self.model.config
         if self.model.device.type == "cuda":
             torch.cuda.current_stream(self.model.device).synchronize()
@@ -172,7 +189,7 @@ class CapturedEngine(Engine):
         if isinstance(self.drafter, MtpDrafter):
             self.drafter.advance(accepted + 1)
         self._last = drawn[accepted]
-        drafted = drafts if self.refuse_drafts else min(drafts, limit)
+        drafted = counted if self.refuse_drafts else min(counted, limit)
         return Round(drawn[: accepted + 1], drafted, accepted)
 
     def check_integrity(self) -> None:
