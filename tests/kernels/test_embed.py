@@ -142,6 +142,28 @@ def test_a_joined_row_does_not_depend_on_the_others(device: str) -> None:
     assert torch.equal(broken[4:], residual[4:])
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_norm_may_replace_the_hidden_state(device: str) -> None:
+    """The drafter chains on its own output."""
+    case = Case(3, 48, torch.bfloat16)
+    [(residual, normed)] = case.join(device)
+    hidden = case.hidden.to(device, copy=True)
+    joined = torch.full_like(hidden, NAN)
+    triton_embed.join_rows(
+        case.tokens.to(device),
+        hidden,
+        case.embedding.to(device),
+        tuple(gain.to(device) for gain in case.gains),
+        case.fc.to(device),
+        eps=EPS,
+        residual=joined,
+        normed=hidden,
+        counter=torch.zeros(3, dtype=torch.int32, device=device),
+    )
+    assert torch.equal(joined.cpu(), residual)
+    assert torch.equal(hidden.cpu(), normed)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("hidden", [256, 640, 2_048])
 def test_every_launch_gives_the_same_bits(hidden: int) -> None:

@@ -49,8 +49,8 @@ def join_rows(
     """Write the drafter's input for `tokens` [R] and main-model `hidden` [R, H].
 
     `gains` norm the embedding, the hidden state and the joined row; `fc` [H, 2H] joins the first
-    two. `residual` [R, H] gets the joined rows, `normed` [R, H] their norm. `counter` [R] int32 is
-    zero before and after.
+    two. `residual` [R, H] gets the joined rows, `normed` [R, H] their norm; that may be `hidden`
+    itself. `counter` [R] int32 is zero before and after.
     """
     if device.has_kernels(embedding):
         from strata.kernels.embed import triton
