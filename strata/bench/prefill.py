@@ -1,4 +1,4 @@
-"""What a prompt takes: from nothing to the first token, and to rounds that are captured."""
+"""What a prompt takes, from nothing to the first token."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from strata.bench.spread import Spread
-from strata.config import MAX_ROWS, SamplingParams, SessionConfig
+from strata.config import SamplingParams, SessionConfig
 from strata.device import every_core
 from strata.lm.model import LanguageModel
 from strata.passages import load_passage
-from strata.sampling import Sampler
 from strata.session import create_session
 
-NEW = 2 * MAX_ROWS + 1
-"""New tokens that a session is created for: two rounds are run behind the first."""
+NEW = 32
+"""New tokens of a session: enough that its rounds are captured before the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,21 +28,20 @@ class PrefillFigure:
     prompt_tok_s: Spread
     """Prompt tokens a second of the prompt's own time."""
     ttft_ms: Spread
-    """From creating the session, which reserves its memory, to the first token."""
-    captured_ms: Spread
-    """From creating the session to the end of its first round, which captures the graphs."""
-    round_ms: Spread
-    """The second round: what a round takes once that is done."""
+    """To the first token: creating the session, the prompt, what follows."""
+    session_ms: Spread
+    """Of it to create the session, which reserves its memory."""
+    first_token_ms: Spread
+    """Of it behind the prompt: to draw the first token and to capture the rounds."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
     """Seconds of one session."""
 
+    session_s: float
     prompt_s: float
-    first_s: float
-    captured_s: float
-    round_s: float
+    first_token_s: float
 
 
 def measure_prefill(
@@ -70,36 +68,27 @@ def measure_prefill(
                 runs.append(run)
                 on_step()
             runs = runs[1:]
+            sums = [run.session_s + run.prompt_s + run.first_token_s for run in runs]
             yield PrefillFigure(
                 depth=depth,
                 budget_bytes=budget,
                 ring_cells=ring,
                 expert_slots=slots,
                 prompt_tok_s=Spread.of([depth / run.prompt_s for run in runs]),
-                ttft_ms=Spread.of([run.first_s * 1e3 for run in runs]),
-                captured_ms=Spread.of([run.captured_s * 1e3 for run in runs]),
-                round_ms=Spread.of([run.round_s * 1e3 for run in runs]),
+                ttft_ms=Spread.of([seconds * 1e3 for seconds in sums]),
+                session_ms=Spread.of([run.session_s * 1e3 for run in runs]),
+                first_token_ms=Spread.of([run.first_token_s * 1e3 for run in runs]),
             )
 
 
 def _run(model: LanguageModel, ids: list[int], config: SessionConfig) -> tuple[_Run, int, int]:
     """Return the times of one session, the cells of its ring and its expert slots."""
-    sampler = Sampler(SamplingParams(max_new=NEW, ignore_eos=True))
     start = time.perf_counter()
     session = create_session(model, config, prompt_cells=len(ids), max_new=NEW, environ={})
+    created_s = time.perf_counter() - start
     with every_core():
         prompt = session.prefill(ids)
-    engine = session.engine
-    drafts = 1 if session.drafts == "auto" else int(session.drafts)
-    engine.first_token(sampler)
-    times = [time.perf_counter()]
-    for _ in range(2):
-        engine.round(sampler, drafts)
-        times.append(time.perf_counter())
+    done = session.generate(SamplingParams(max_new=NEW, ignore_eos=True))
     ring, slots = session.decision.pool_cells, session.expert_slots
     session.close()
-    return (
-        _Run(prompt.seconds, times[0] - start, times[1] - start, times[2] - times[1]),
-        ring,
-        slots,
-    )
+    return _Run(created_s, prompt.seconds, done.first_token_s), ring, slots

@@ -31,8 +31,8 @@ def command(
 ) -> None:
     """Prompt tokens/s and the time to the first token, by depth and budget.
 
-    Every repeat creates a session from nothing. `captured` is when its first round has ended, and
-    with it the capture of its graphs.
+    Every repeat creates a session from nothing, so the first token's time holds what reserving
+    memory and capturing rounds take.
     """
     depths = opt.parse_list(depth, opt.parse_depth)
     budgets = opt.parse_list(vram_budget, opt.parse_budget)
@@ -55,7 +55,7 @@ def command(
     name = device_name(loaded.device)
     if json_file != "-":
         columns = ("depth", "budget", "ring", "expert slots", "prompt tok/s")
-        table = Table(*columns, "first token ms", "captured ms", "a round ms")
+        table = Table(*columns, "first token ms", "of it the session", "of it behind the prompt")
         for f in figures:
             table.add_row(
                 format_cells(f.depth),
@@ -64,8 +64,8 @@ def command(
                 str(f.expert_slots),
                 show_spread(f.prompt_tok_s),
                 show_spread(f.ttft_ms, 1),
-                show_spread(f.captured_ms, 1),
-                show_spread(f.round_ms, 2),
+                show_spread(f.session_ms, 1),
+                show_spread(f.first_token_ms, 1),
             )
         show_table(table)
         say(f"{name}: median (least-most) of {repeats} sessions made from nothing")
