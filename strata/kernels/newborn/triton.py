@@ -9,9 +9,9 @@ import triton.language as tl
 from strata.kernels.device import on_device_of
 from strata.kernels.overlap import let_next_begin, overlapped, wait_for_previous
 from strata.kernels.resolve import MAX_LRFU_SLOTS
+from strata.kernels.resolve.policies import first_slots, lightest, sweep
 from strata.kernels.resolve.ref import LRFU_DECAY
 from strata.kernels.resolve.state import SCALARS, ResolveState
-from strata.kernels.resolve.triton import first_slots, lightest, sweep
 
 BLOCK = 512
 
