@@ -46,7 +46,6 @@ KERNELS = {
     "_join": "drafter",
     "_noise": "head",
     "_norm": "other",
-    "_partial_product": "experts",
     "_pick": "head",
     "_product": "experts",
     "_project": "projections",
@@ -55,8 +54,8 @@ KERNELS = {
     "_resolve": "resolve",
     "_route": "experts",
     "_score": "selection",
+    "_score_rows": "selection",
     "_sort": "experts",
-    "_sum_parts": "experts",
     "_turns": "other",
     "_widen": "selection",
 }
