@@ -96,7 +96,7 @@ def _among(
 
     The tile has TILES * G * 32 pages, a second one MORE * G * 32: powers of two, which together
     waste less than one does. The threshold is the largest score that at least `want` candidates
-    reach, found by halving the integers that order as scores do.
+    reach, found by halving between integers that order as scores do.
     """
     FIRST: tl.constexpr = TILES * GROUPS
     score, ends = _tile(scores_ptr, 1, last, GROUPS, TILES)
@@ -104,9 +104,14 @@ def _among(
     if MORE > 0:
         more, ends = _tile(scores_ptr, 1 + FIRST * LANES, last, GROUPS, MORE)
         least, most = _ends(least, most, ends[0], ends[1])
-    lowest_score, highest_score = tl.reduce((tl.ravel(least), tl.ravel(most)), 0, _ends)
-    low = _image(lowest_score)
-    high = _image(highest_score) + 1
+    # Each thread's largest score is reached by a candidate of its own: where there are `want` such
+    # threads, the least of their largest is a threshold already, and closer than the least of all.
+    whole = last // (TILES * LANES)
+    threads = whole * LANES + tl.minimum(last - whole * (TILES * LANES), LANES)
+    enough = (tl.minimum(threads, GROUPS * LANES) >= want) & (last > want)
+    start, end = tl.reduce((tl.ravel(tl.where(enough, most, least)), tl.ravel(most)), 0, _ends)
+    low = _image(start)
+    high = _image(end) + 1
     at_low = last
     at_high = want * 0
     while (at_low != want) & (high - low > 1):
