@@ -19,7 +19,7 @@ from strata.kernels import device
 from strata.kv.geometry import KvGeometry
 from strata.lm.model import LanguageModel
 from strata.policy import round_up
-from strata.prompt import PromptPlan, PromptShape, serves_prompts
+from strata.prompt import FREE_ROOM_BYTES, PromptPlan, PromptShape, serves_prompts
 from strata.round_buffers import Spec, round_buffers
 from strata.units import format_bytes
 
@@ -108,7 +108,8 @@ class Demand:
         )
         plans = shape.plans()
         if self.budget_bytes is None:
-            return plans[0]
+            fitting = (plan for plan in plans if plan.size_bytes <= FREE_ROOM_BYTES)
+            return next(fitting, plans[-1])
         kept = self._kept_bytes(pool_cells, expert_slots)
         sizes = ((plan, block_bytes(kept + plan.size_bytes, model.device)) for plan in plans)
         fitting = (plan for plan, size in sizes if self._model_bytes + size <= self.budget_bytes)

@@ -6,6 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+_NOWHERE = nullcontext()
+
 
 def has_kernels(tensor: torch.Tensor) -> bool:
     """Return whether operations on `tensor` run as Triton kernels rather than in plain torch."""
@@ -14,4 +16,6 @@ def has_kernels(tensor: torch.Tensor) -> bool:
 
 def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[object]:
     """Return a context in which a kernel is launched on the device of `tensor`."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+    if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
+        return _NOWHERE
+    return torch.cuda.device(tensor.device)

@@ -5,7 +5,7 @@
 in plain torch.
 """
 
-from strata.prompt.plan import PromptPlan, PromptShape, serves_prompts
+from strata.prompt.plan import FREE_ROOM_BYTES, PromptPlan, PromptShape, serves_prompts
 from strata.prompt.runner import PromptRunner
 
-__all__ = ["PromptPlan", "PromptRunner", "PromptShape", "serves_prompts"]
+__all__ = ["FREE_ROOM_BYTES", "PromptPlan", "PromptRunner", "PromptShape", "serves_prompts"]

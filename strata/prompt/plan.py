@@ -1,8 +1,9 @@
 """Which tensors a prompt needs on the device, and where they lie in the room it borrows.
 
-A chunk is `rows` prompt rows, a constant of the model. How many of them are attended at a time, and
-how many earlier cells are brought in at a time, follows from the room: neither leaves a trace in
-any bit (`strata.kernels.attention.attend_prompt`).
+How many rows a chunk has, how many of them are attended at a time, and how many earlier cells are
+brought in at a time, follows from the room. None of these leaves a trace in any bit: every kernel
+of a prompt works on rows by themselves, and attention carries its state unrounded from one piece
+of the past to the next (`strata.kernels.attention.attend_prompt`).
 """
 
 from __future__ import annotations
@@ -17,13 +18,20 @@ from strata.kv.cache import SEED_ROWS
 from strata.kv.geometry import KvGeometry
 from strata.lm.config import LMConfig
 
-CHUNK_ROWS = 8192
-"""Prompt rows a chunk."""
-TILES = ((8192, 16384), (4096, 8192), (2048, 8192), (1024, 4096))
-"""Rows attended at a time and earlier cells brought in at a time, from the most room to the least.
+WAYS = (
+    (32768, 32768, 32768),
+    (16384, 16384, 16384),
+    (8192, 8192, 8192),
+    (8192, 4096, 8192),
+    (8192, 2048, 8192),
+    (8192, 1024, 4096),
+)
+"""Rows of a chunk, rows attended at a time, earlier cells brought in at a time; most room first.
 
-The least is what a session's smallest budget counts.
+The last is what a session's smallest budget counts.
 """
+FREE_ROOM_BYTES = 256 << 20
+"""The most room that a prompt takes where no budget says how much there is."""
 MAX_GROUP = 64
 DTYPES = (torch.bfloat16, torch.float32)
 
@@ -50,27 +58,31 @@ class PromptShape:
 
     def plans(self) -> list[PromptPlan]:
         """Return the possible plans, the one with the most room first."""
-        return [PromptPlan(shape=self, tile=tile, segment=segment) for tile, segment in TILES]
+        return [PromptPlan(shape=self, way=way) for way in WAYS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptPlan:
-    """One way to run a prompt: rows attended at a time, earlier cells brought in at a time."""
+    """One of WAYS to run a prompt of a shape."""
 
     shape: PromptShape
-    tile: int
-    segment: int
+    way: tuple[int, int, int]
 
     @property
     def rows(self) -> int:
-        """Return the rows of a chunk."""
+        """Return the rows of a chunk; what a session never holds needs no room."""
         g = self.shape.geometry
-        return min(CHUNK_ROWS, _round_up(g.pages * g.page_cells, BLOCK_CELLS))
+        return min(self.way[0], _round_up(g.pages * g.page_cells, BLOCK_CELLS))
 
     @property
-    def segment_cells(self) -> int:
+    def tile(self) -> int:
+        """Return the rows attended at a time."""
+        return min(self.way[1], self.rows)
+
+    @property
+    def segment(self) -> int:
         """Return the earlier cells that are brought in at a time."""
-        return min(self.segment, 2 * self.rows)
+        return self.way[2]
 
     @property
     def size_bytes(self) -> int:
@@ -85,7 +97,7 @@ class PromptPlan:
         What a layer's attention, its experts and the drafter need shares one room.
         """
         c, g = self.shape.config, self.shape.geometry
-        kind, rows, tile = g.dtype, self.rows, min(self.tile, self.rows)
+        kind, rows, tile = g.dtype, self.rows, self.tile
         pairs, page = tile * c.experts_per_token, (g.planes, g.page_cells, g.head_dim)
         always: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
             "x": ((rows, c.hidden), kind),
@@ -99,7 +111,7 @@ class PromptPlan:
         if not self.shape.resident:
             always["own"] = ((self._pages_over(rows), *page), kind)
         if not self.shape.resident and g.pages * g.page_cells > rows:
-            segment = ((self._pages_over(self.segment_cells), *page), kind)
+            segment = ((self._pages_over(self.segment), *page), kind)
             always |= {"segment 0": segment, "segment 1": segment}
             attention["sums"] = ((tile, c.heads, c.head_dim), torch.float32)
             attention["stats"] = ((tile, c.heads, 2), torch.float32)
@@ -130,7 +142,8 @@ class PromptPlan:
     def _pages_over(self, cells: int) -> int:
         """Return the pages that `cells` cells can touch, wherever they begin."""
         page = self.shape.geometry.page_cells
-        return cells // page if CHUNK_ROWS % page == 0 and cells % page == 0 else cells // page + 2
+        aligned = self.way[0] % page == 0 and cells % page == 0
+        return cells // page + (0 if aligned else 2)
 
 
 def _lay(

@@ -9,6 +9,7 @@ the same way, a layer at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 
@@ -24,6 +25,23 @@ from strata.kv.geometry import pages_of
 from strata.lm.model import LanguageModel
 from strata.prompt.lanes import Compute, Lane, Mark
 from strata.prompt.plan import PromptPlan
+
+_TILED = ("q", "normed", "ids", "weights")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """Views of the rows that are attended at a time, of the chunk and of their scratch."""
+
+    begin: int
+    """The first row's number in the chunk."""
+    x: torch.Tensor  # [n, H]
+    turns: torch.Tensor  # [n, 2, D / 2]
+    q: torch.Tensor  # [n, Q, D]
+    flat_q: torch.Tensor  # [n, Q * D]
+    normed: torch.Tensor  # [n, H]
+    ids: torch.Tensor  # [n, k]
+    weights: torch.Tensor  # [n, k]
 
 
 class PromptRunner:
@@ -42,11 +60,18 @@ class PromptRunner:
         self._room = arena.lend("prompt workspace", plan.size_bytes, plan.places())
         self._compute = Compute(model.device)
         self._store, self._load, self._fetch = (Lane(model.device) for _ in range(3))
-        layers, cells = kv.geometry.layers, kv.geometry.pages * kv.geometry.page_cells
+        g = kv.geometry
+        page = (g.layers, -1, g.planes, g.page_cells, g.head_dim)
+        self._pools = kv.transfer.pool.view(page).unbind(0)
+        self._hosts = kv.transfer.host.view(page).unbind(0)
+        self._bounds = kv.bounds.unbind(0) if kv.bounds is not None else None
+        each = model.config.experts
+        self._blobs = [experts.blobs(layer * each, each) for layer in range(g.layers)]
+        self._tiles_of: dict[int, list[Tile]] = {}
         # All of a prompt's tokens, so that none is overwritten while it is on its way.
         pinned = model.device.type == "cuda"
-        self._known = torch.zeros(cells, dtype=torch.int64, pin_memory=pinned)
-        self._stored: list[Mark] = [None] * layers  # what of each layer has reached the host
+        self._known = torch.zeros(g.pages * g.page_cells, dtype=torch.int64, pin_memory=pinned)
+        self._stored: list[Mark] = [None] * g.layers  # what of each layer has reached the host
         self._stored_before: Mark = None
         self._loads = 0
         self._segment_free: list[Mark] = [None, None]
@@ -75,7 +100,7 @@ class PromptRunner:
             x = self._room["x"][: end - start]
             torch.index_select(model.weights.embedding, 0, tokens[: end - start], out=x)
             for layer in range(model.config.layers):
-                self._run_layer(layer, x, start, len(ids))
+                self._run_layer(layer, end - start, start, len(ids))
             kv.commit_chunk(end - start)
             if isinstance(drafter, MtpDrafter):
                 self._tell(drafter, tokens[1:], x, start + 1)
@@ -94,10 +119,9 @@ class PromptRunner:
             for start in range(0, count, step) if self._reads_keys else ():
                 end = min(start + step, count)
                 first, last = start // g.page_cells, pages_of(end, g.page_cells)
-                pages = kv.transfer.pool[layer].view(-1, g.planes, g.page_cells, g.head_dim)
-                pages = pages[first:last] if self._plan.shape.resident else room["own"]
-                pages = pages[: last - first]
-                pages.copy_(self._host(layer)[first:last], non_blocking=True)
+                at = self._pools[layer][first:] if self._plan.shape.resident else room["own"]
+                pages = at[: last - first]
+                pages.copy_(self._hosts[layer][first:last], non_blocking=True)
                 if kv.bounds is not None:
                     bound_pages(kv.bounds[layer], pages, first_page=first, cells=range(start, end))
 
@@ -125,7 +149,7 @@ class PromptRunner:
 
         Cell i pairs token i with the main model's state of cell i - 1, here row 0 of `hidden`.
         """
-        model, room, tile = self._model, self._room, min(self._plan.tile, self._plan.rows)
+        model, room, tile = self._model, self._room, self._plan.tile
         c, w, ring = model.config, model.weights.mtp, drafter.ring
         assert w is not None
         for begin in range(0, len(tokens), tile):
@@ -161,62 +185,73 @@ class PromptRunner:
         weights, eps = self._model.weights, self._model.config.norm_eps
         return norm_rows(x, weights.norm, eps, out=torch.empty_like(x))
 
-    def _run_layer(self, layer: int, x: torch.Tensor, start: int, prompt: int) -> None:
-        """Replace `x` [n, H], the chunk's rows from cell `start` on, by the layer's output."""
-        c, tile = self._model.config, min(self._plan.tile, self._plan.rows)
+    def _tiles(self, rows: int) -> list[Tile]:
+        """Return the tiles of a chunk of `rows` rows; views cost the host as much as launches."""
+        if rows not in self._tiles_of:
+            room, tile = self._room, self._plan.tile
+            self._tiles_of[rows] = [
+                Tile(
+                    begin=begin,
+                    x=room["x"][begin:rows][:tile],
+                    turns=room["turns"][begin:rows][:tile],
+                    **{name: room[name][: rows - begin] for name in _TILED},
+                    flat_q=room["q"][: rows - begin].flatten(1),
+                )
+                for begin in range(0, rows, tile)
+            ]
+        return self._tiles_of[rows]
+
+    def _run_layer(self, layer: int, rows: int, start: int, prompt: int) -> None:
+        """Replace the chunk's `rows` rows from cell `start` on by the layer's output."""
+        c, tiles = self._model.config, self._tiles(rows)
         weights = self._bring_experts(layer)
-        pages, first_page = self._own_pages(layer, start, start + len(x))
-        whole = len(x) <= tile
-        heads = range(0 if whole else c.heads, c.heads + 2 * c.kv_heads)
+        pages, first_page = self._own_pages(layer, start, start + rows)
         offset = start - first_page * self._kv.geometry.page_cells
-        self._project(layer, x, 0, heads, pages, offset)
-        self._keep(layer, pages, first_page, range(start, start + len(x)))
-        for begin in range(0, len(x), tile):
-            part, at = x[begin : begin + tile], start + begin
-            if not whole:
-                self._project(layer, part, begin, range(c.heads), pages, offset + begin)
-            self._note_queries(layer, at, len(part), prompt)
-            self._attend(layer, part, start, at, pages, first_page)
-            self._add_experts(layer, part, weights)
+        keys = range(0 if len(tiles) == 1 else c.heads, c.heads + 2 * c.kv_heads)
+        self._project(layer, self._room["x"][:rows], self._room["turns"], keys, pages, offset)
+        self._keep(layer, pages, first_page, range(start, start + rows))
+        for tile in tiles:
+            if len(tiles) > 1:
+                heads = range(c.heads)
+                self._project(layer, tile.x, tile.turns, heads, pages, offset + tile.begin)
+            self._note_queries(layer, start + tile.begin, len(tile.x), prompt)
+            self._attend(layer, tile, start, pages, first_page)
+            self._add_experts(layer, tile, weights)
         self._experts_free = self._compute.mark()
 
     def _own_pages(self, layer: int, start: int, end: int) -> tuple[torch.Tensor, int]:
         """Return pages that take the chunk's cells, and the number of the first."""
         g = self._kv.geometry
         if self._plan.shape.resident:
-            return self._kv.transfer.pool[layer].view(-1, g.planes, g.page_cells, g.head_dim), 0
+            return self._pools[layer], 0
         first, last = start // g.page_cells, pages_of(end, g.page_cells)
         pages = self._room["own"][: last - first]
         self._compute.wait(self._stored[layer - 1])  # whose cells may still leave the buffer
         if start % g.page_cells:
             self._compute.wait(self._stored[layer])
-            pages[0].copy_(self._host(layer)[first], non_blocking=True)
+            pages[0].copy_(self._hosts[layer][first], non_blocking=True)
         if end % g.page_cells:
             pages[-1, :, end % g.page_cells :] = 0
         return pages, first
-
-    def _host(self, layer: int) -> torch.Tensor:
-        g = self._kv.geometry
-        return self._kv.transfer.host[layer].view(-1, g.planes, g.page_cells, g.head_dim)
 
     def _project(
         self,
         layer: int,
         x: torch.Tensor,
-        begin: int,
+        turns: torch.Tensor,
         heads: range,
         pages: torch.Tensor,
         offset: int,
     ) -> None:
-        """Project rows `x` of the chunk, row `begin` the first, whose cell is `offset` of pages."""
-        w, model = self._model.weights.layers[layer], self._model
+        """Project rows `x`, the first one's cell at `offset` of `pages`."""
+        w = self._model.weights.layers[layer]
         project_heads(
             x,
             w.norm,
             w.qkv.weight,
             w.qk_norm,
-            self._room["turns"][begin : begin + len(x)],
-            model.config.norm_eps,
+            turns,
+            self._model.config.norm_eps,
             q=self._room["q"],
             pages=pages,
             heads=heads,
@@ -225,11 +260,11 @@ class PromptRunner:
 
     def _keep(self, layer: int, pages: torch.Tensor, first_page: int, cells: range) -> None:
         """Send the chunk's pages to the host store and widen the bounds by its keys."""
-        g, bounds = self._kv.geometry, self._kv.bounds
+        g, bounds = self._kv.geometry, self._bounds
         first, last = cells.start // g.page_cells, pages_of(cells.stop, g.page_cells)
         new = pages[first - first_page : last - first_page]
         self._stored_before = self._stored[layer]
-        host = self._host(layer)[first:last]
+        host = self._hosts[layer][first:last]
         self._stored[layer] = self._store.copy(host, new, self._compute.mark())
         if bounds is not None:
             bound_pages(bounds[layer], new, first_page=first, cells=cells)
@@ -243,26 +278,21 @@ class PromptRunner:
             self._room["queries"][layer, first - kept : end - kept] = queries
 
     def _attend(
-        self,
-        layer: int,
-        x: torch.Tensor,
-        start: int,
-        position: int,
-        pages: torch.Tensor,
-        first_page: int,
+        self, layer: int, tile: Tile, start: int, pages: torch.Tensor, first_page: int
     ) -> None:
-        """Add to `x` the attention of its rows, which stand from `position` on."""
-        q, page_cells = self._room["q"][: len(x)], self._kv.geometry.page_cells
-        end = position + len(x)
+        """Add the attention of a tile's rows; the chunk's cells from `start` on are in `pages`."""
+        q, position = tile.q, start + tile.begin
+        end = position + len(q)
         if self._plan.shape.resident:
             self._read(q, position, pages, 0, range(end), last=True)
         else:
             for past, first_cell, cells, buffer in self._past(layer, start):
                 self._read(q, position, past, first_cell, cells, last=False)
                 self._segment_free[buffer] = self._compute.mark()
-            first_cell = first_page * page_cells
+            first_cell = first_page * self._kv.geometry.page_cells
             self._read(q, position, pages, first_cell, range(start, end), last=True)
-        write_product(q.flatten(1), self._model.weights.layers[layer].out.weight, x, add=True)
+        out = self._model.weights.layers[layer].out.weight
+        write_product(tile.flat_q, out, tile.x, add=True)
 
     def _read(
         self,
@@ -289,49 +319,48 @@ class PromptRunner:
 
     def _past(self, layer: int, end: int) -> Iterator[tuple[torch.Tensor, int, range, int]]:
         """Yield earlier cells of `layer`: pages, the first cell there, the cells, the buffer."""
-        page_cells, step = self._kv.geometry.page_cells, self._plan.segment_cells
+        page_cells, step = self._kv.geometry.page_cells, self._plan.segment
         for start in range(0, end, step):
             stop = min(start + step, end)
             first, last = start // page_cells, pages_of(stop, page_cells)
             buffer = self._loads % 2
             self._loads += 1
             pages = self._room[f"segment {buffer}"][: last - first]
-            source = self._host(layer)[first:last]
+            source = self._hosts[layer][first:last]
             free, stored = self._segment_free[buffer], self._stored_before
             self._compute.wait(self._load.copy(pages, source, free, stored))
             yield pages, first * page_cells, range(start, stop), buffer
 
     def _bring_experts(self, layer: int) -> torch.Tensor:
         """Return the layer's experts on the device; they may still be on their way."""
-        c = self._model.config
-        blobs = self._experts.blobs(layer * c.experts, c.experts)
+        blobs = self._blobs[layer]
         if not self._plan.shape.experts_on_host:
             return blobs
         self._experts_ready = self._fetch.copy(self._room["experts"], blobs, self._experts_free)
         return self._room["experts"]
 
-    def _add_experts(self, layer: int, x: torch.Tensor, experts: torch.Tensor) -> None:
-        room, model, rows = self._room, self._model, len(x)
-        normed, ids, shares = (room[name][:rows] for name in ("normed", "ids", "weights"))
+    def _add_experts(self, layer: int, tile: Tile, experts: torch.Tensor) -> None:
+        room, model, weights = self._room, self._model, self._model.weights
         norm_and_route(
-            x,
-            model.weights.layers[layer].post_norm,
-            model.weights.routers[layer].weight,
+            tile.x,
+            weights.layers[layer].post_norm,
+            weights.routers[layer].weight,
             model.config.norm_eps,
             normalise=model.config.normalise_router,
-            normed=normed,
-            ids=ids,
-            weights=shares,
+            normed=tile.normed,
+            ids=tile.ids,
+            weights=tile.weights,
         )
-        sort_pairs(ids, order=room["order"], starts=room["starts"])
+        order, starts = room["order"], room["starts"]
+        sort_pairs(tile.ids, order=order, starts=starts)
         self._compute.wait(self._experts_ready)
         add_experts(
-            normed,
+            tile.normed,
             experts,
-            shares,
-            order=room["order"],
-            starts=room["starts"],
+            tile.weights,
+            order=order,
+            starts=starts,
             inner=room["inner"],
             parts=room["parts"],
-            x=x,
+            x=tile.x,
         )
