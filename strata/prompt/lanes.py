@@ -33,15 +33,21 @@ class Compute:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._stream: torch.cuda.Stream | None = None
+
+    def begin(self) -> None:
+        """Take the stream that is current now; marks are of it from here on."""
+        if self._device.type == "cuda":
+            self._stream = torch.cuda.current_stream(self._device)
 
     def mark(self) -> Mark:
         """Return a mark behind what was launched so far."""
-        if self._device.type != "cuda":
+        if self._stream is None:
             return None
-        mark: Mark = torch.cuda.current_stream(self._device).record_event()
+        mark: Mark = self._stream.record_event()
         return mark
 
     def wait(self, mark: Mark) -> None:
         """Let what is launched next wait for `mark`."""
-        if mark is not None:
-            torch.cuda.current_stream(self._device).wait_event(mark)
+        if mark is not None and self._stream is not None:
+            self._stream.wait_event(mark)

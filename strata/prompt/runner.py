@@ -86,6 +86,7 @@ class PromptRunner:
         They are [L, r, Q, D] and [1, H].
         """
         model, kv, rows = self._model, self._kv, self._plan.rows
+        self._compute.begin()
         # The room was cleared by what computes, and copies must come after.
         self._experts_free = self._compute.mark()
         self._segment_free = [self._experts_free] * 2
