@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from strata.arena import Arena
 from strata.captured import CapturedEngine, capture_obstacle
 from strata.config import KvConfig, SamplingParams, Selection, SessionConfig, SpecConfig
+from strata.experts.cache import PooledExperts
 from strata.kernels.resolve import MAX_LRFU_SLOTS
 from strata.kernels.select import MAX_FUSED_PAGES
 from strata.kv.geometry import KvGeometry
@@ -33,17 +35,15 @@ def open_session(
     model: LanguageModel, *, captured: bool, experts: int | None = None, **knobs: Any
 ) -> Session:
     kv = {key: knobs.pop(key) for key in ("resident_cells", "victims", "selection") if key in knobs}
-    budget = None
-    if experts is not None:
-        budget = model.weights.device_bytes() + 900_000 + experts * model.weights.experts[0].nbytes
     config = SessionConfig(
         kv=KvConfig(**kv),
         spec=SpecConfig(window_cells=48, **knobs),
-        vram_budget_bytes=budget,
         rounds="reference",
     )
     session = create_session(model, config, prompt_cells=CELLS, max_new=NEW, environ={})
     e = session.engine
+    if experts is not None:
+        e.experts = PooledExperts(model.weights.experts, experts, Arena(1 << 20, model.device))
     if captured:
         session.engine = CapturedEngine(e.model, e.kv, e.experts, e.drafter)
     elif model.device.type == "cuda":  # products of another library nearly tie elsewhere

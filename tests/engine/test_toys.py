@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import types
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -13,9 +14,10 @@ from strata.arena import Arena
 from strata.config import KvConfig, SamplingParams, Selection, SessionConfig, SpecConfig
 from strata.experts.cache import PooledExperts
 from strata.kv.geometry import pages_of
-from strata.lm import LanguageModel
+from strata.lm import LanguageModel, load_model
+from strata.sampling import Sampler
 from strata.session import Session, create_session
-from tests.conftest import prompt_of
+from tests.conftest import TINY, prompt_of
 
 CELLS = 601  # seven cells short of a page's end
 NEW = 7
@@ -209,3 +211,42 @@ def test_expert_counters_are_counted(
         assert done.experts.bytes == done.experts.misses * tiny.weights.experts[0].nbytes
         if slots == 16:
             assert done.experts.misses <= 16
+
+
+ROUNDS = 12
+WAITS = ("Synchronize", "cudaEventQuery", "cudaStreamQuery")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("experts", [False, True], ids="pooled={}".format)
+@pytest.mark.parametrize("drafts", [0, 3])
+@pytest.mark.parametrize(("ring", "selection"), [(0, DENSE), (256, DENSE), (256, SELECTION)])
+def test_a_round_is_one_launch_and_one_wait(
+    ring: int, selection: Selection, drafts: int, experts: bool
+) -> None:
+    """The host decides nothing within a round: it launches a graph and waits for its tokens."""
+    model = load_model(TINY, "cuda")
+    budget = model.weights.device_bytes() + (24 << 20) if experts else None
+    new = (ROUNDS + 3) * (drafts + 1)
+    session = open_session(
+        model, ring=ring, selection=selection, drafts=drafts, new=new, budget=budget
+    )
+    engine, sampler = session.engine, Sampler(SamplingParams())
+    engine.first_token(sampler)
+    engine.round(sampler, drafts)  # captures
+    before = engine.forwards
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True
+    ) as recorded:
+        for _ in range(ROUNDS):
+            engine.round(sampler, drafts)
+    assert engine.forwards == before + ROUNDS
+    calls = Counter(event.name for event in recorded.events())
+    assert calls["cudaGraphLaunch"] == ROUNDS, calls
+    assert calls["cudaStreamSynchronize"] == ROUNDS, calls
+    copies = [name for name in calls if name.lower().startswith(("cudamemcpy", "memcpy"))]
+    assert not copies, calls
+    waits = {name for name in calls if any(word in name for word in WAITS)}
+    # The profiler waits for the device when it stops.
+    assert waits <= {"cudaStreamSynchronize", "cudaDeviceSynchronize"}, calls
+    assert calls["cudaDeviceSynchronize"] <= 2, calls
