@@ -41,12 +41,11 @@ def _reduce(
     for start in range(0, count, LANES):
         s = start + lane
         mine = tl.load(tops_ptr + s, mask=s < count, other=float("-inf"))
-        total = tl.load(totals_ptr + s, mask=s < count, other=0.0)
-        # A split of masked cells has nothing to add. One whose scores are all NaN has no largest
-        # either, for a maximum passes over NaN, but its total tells.
-        there = (mine != float("-inf")) | (total != total)
+        there = mine != float("-inf")  # a split of masked cells has nothing to add
         share = tl.exp2(mine - pivot)
-        totals += total * share
+        # Read in any case: a split whose scores are all NaN has no largest one either, for a
+        # maximum passes over NaN, but its total is NaN, too.
+        totals += tl.load(totals_ptr + s, mask=s < count, other=0.0) * share
         at = sums_ptr + s.to(tl.int64)[:, None] * DIM + d[None, :]
         mask = there[:, None] & (d[None, :] < DIM)
         sums += tl.load(at, mask=mask, other=0.0) * share[:, None]
