@@ -55,10 +55,9 @@ def round_buffers(
         "head.shares": ((rows,), torch.float32),
         "head.parts": ((5, rows, block_count(c.vocab, c.hidden)), torch.float32),
     }
+    asked = max(1, min(rows * g.select_pages, g.pages))
+    specs |= _residency("pages", g.layers, g.pages, g.slots, victims, asked)
     if g.select_pages:
-        asked = min(rows * g.select_pages, g.pages)
-        specs |= _residency("pages", g.layers, g.pages, g.slots, victims, asked)
-        specs |= _fields("born", Admitted.empty(g.layers, 1, META))
         specs |= {
             "pages.first": ((g.select_pages,), torch.int64),
             "pages.scores": ((rows, g.pages), torch.float32),

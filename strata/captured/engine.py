@@ -156,7 +156,9 @@ class CapturedEngine(Engine):
         """Capture such a round, so that the first one does not wait for it."""
         if self._capture and at_most >= 0:
             drafts = self._drafts_to_run(drafts, min_p, at_most)
-            self._phase(self._round_rows, drafts, min_p, self._pages.before(drafts + 1))
+            self._phase(
+                self._round_rows, drafts, min_p, self._pages.before(self._board, drafts + 1)
+            )
 
     @torch.inference_mode()
     def launch(self, sampler: Sampler, drafts: int, min_p: float, *, at_most: int) -> None:
@@ -164,7 +166,7 @@ class CapturedEngine(Engine):
         counted, drafts = min(drafts, at_most), self._drafts_to_run(drafts, min_p, at_most)
         if counted < drafts:
             self._board.limit.fill_(0 if self.refuse_drafts else counted)
-        every_page = self._pages.before(drafts + 1)
+        every_page = self._pages.before(self._board, drafts + 1)
         self._phase(self._round_rows, drafts, min_p, every_page).run()
         self.forwards += 1
         self._launched = (drafts, counted, every_page)

@@ -12,6 +12,7 @@ import torch
 from strata.config import Victims
 from strata.kernels.accept import Board
 from strata.kernels.gather import gather_pages
+from strata.kernels.newborn import bear_pages
 from strata.kernels.paged_attention import Splits, split_attention, supports
 from strata.kernels.qkv import CellStore
 from strata.kernels.resolve import MAX_LRFU_SLOTS, resolve
@@ -45,7 +46,7 @@ class Pages(Protocol):
     def arm(self) -> None:
         """Start from the ring as it was seeded."""
 
-    def before(self, rows: int) -> bool:
+    def before(self, board: Board, rows: int) -> bool:
         """Give the next window's pages their slots; return whether its rows read every page."""
 
     def store(self, layer: int) -> CellStore:
@@ -77,6 +78,7 @@ class DensePages:
         self.kv = kv
         g = kv.geometry
         self._sums, self._stats = buffers["main.sums"], buffers["main.stats"]
+        self._state = resolve_state(buffers, "pages", kv.residency.table, kv.residency.owner)
         self._stores = [
             CellStore(
                 pool=kv.transfer.pool[layer],
@@ -87,11 +89,17 @@ class DensePages:
         ]
 
     def arm(self) -> None:
-        """Have nothing to start."""
+        """Take over the tables as they were seeded; what was read before is forgotten."""
+        self._state.start(self.kv.residency.filled)
 
-    def before(self, rows: int) -> bool:
-        """Bear the window's pages."""
-        self.kv.bear_until(self.kv.committed + rows)
+    def before(self, board: Board, rows: int) -> bool:
+        """Bear the window's pages: all that are to come at once where each has its slot."""
+        kv, g = self.kv, self.kv.geometry
+        if g.holds_all:
+            kv.bear_until(kv.committed + rows)
+        elif kv.begins_page(rows):
+            self._bear(board, rows)
+            kv.note_born(rows)
         return True
 
     def store(self, layer: int) -> CellStore:
@@ -110,15 +118,28 @@ class DensePages:
         self.kv.advance(rows, committed)
 
     def sync(self) -> None:
-        """Have nothing to bring: the host decides."""
+        """Read how many slots are filled."""
+        if not self.kv.geometry.holds_all:
+            self.kv.residency.filled = self._state.scalars[:, FILLED].tolist()
 
     def counters(self) -> Counters:
         """Return the cache's own counts."""
         return self.kv.counters.total()
 
     def state(self) -> list[torch.Tensor]:
-        """Return nothing: tables change on the host only."""
+        """Return nothing: tables change between phases only."""
         return []
+
+    def _bear(self, board: Board, rows: int) -> None:
+        g = self.kv.geometry
+        bear_pages(
+            self._state,
+            board.positions[:1],
+            rows=rows,
+            page_cells=g.page_cells,
+            tail=g.tail,
+            replace=g.select_pages > 0,
+        )
 
     def _grouped(self, q: torch.Tensor) -> torch.Tensor:
         g = self.kv.geometry
@@ -147,39 +168,17 @@ class SelectedPages(DensePages):
 
     def __init__(self, kv: KvCache, buffers: Buffers) -> None:
         super().__init__(kv, buffers)
-        residency = kv.residency
-        self._state = resolve_state(buffers, "pages", residency.table, residency.owner)
         self._admitted = admitted(buffers, "pages.in")
-        self._born = admitted(buffers, "born")
         self._first = buffers["pages.first"].copy_(torch.arange(kv.geometry.select_pages))
         self._scores, self._selected = buffers["pages.scores"], buffers["pages.selected"]
 
-    def arm(self) -> None:
-        """Take over the tables as they were seeded; what was read before is forgotten."""
-        self._state.start(self.kv.residency.filled)
-        self._born_pages = self.kv.born_pages
-
-    def before(self, rows: int) -> bool:
+    def before(self, board: Board, rows: int) -> bool:
         """Give newborn pages slots in every layer by one launch; say if every page is read."""
-        g = self.kv.geometry
-        last_page = (self.kv.committed + rows - 1) // g.page_cells
-        assert last_page < g.pages, "window past the session's max context"
-        device = self._state.table.device
-        for page in range(self._born_pages, last_page + 1):
-            keep = torch.full((1,), page - g.tail + 1, device=device)
-            newborn = torch.full((1,), page, device=device)
-            resolve(
-                self._state,
-                newborn,
-                self._born,
-                layer=None,
-                keep_from=keep,
-                distinct=True,
-                count=False,
-            )
-            self.kv.reset_bounds(page)
-        self._born_pages = max(self._born_pages, last_page + 1)
-        return last_page < g.select_pages
+        kv, g = self.kv, self.kv.geometry
+        if kv.begins_page(rows):
+            self._bear(board, rows)
+            kv.note_born(rows)
+        return (kv.committed + rows - 1) // g.page_cells < g.select_pages
 
     def attend(self, layer: int, q: torch.Tensor, board: Board, *, every_page: bool) -> Splits:
         """Select, resolve, bring misses in, and read each row's pages."""
@@ -209,10 +208,10 @@ class SelectedPages(DensePages):
         return self._split(layer, q, board, pages)
 
     def keep(self, cells: torch.Tensor, board: Board) -> None:
-        """Widen the bounds of the accepted rows' pages."""
+        """Widen the bounds of the accepted rows' pages, in every layer by one launch."""
         assert self.kv.bounds is not None
-        at, page_cells = board.written, self.kv.geometry.page_cells
-        widen_bounds(self.kv.bounds, cells, at, board.accepted, page_cells=page_cells)
+        page_cells = self.kv.geometry.page_cells
+        widen_bounds(self.kv.bounds, cells, board.written, board.accepted, page_cells=page_cells)
 
     def after(self, rows: int, committed: int, *, every_page: bool) -> None:
         """Count a window that read every page; others were counted on the device."""

@@ -96,11 +96,22 @@ class KvCache:
         g = self.geometry
         last_page = (cells - 1) // g.page_cells
         assert last_page < g.pages, "window past the session's max context"
-        if self.born_pages <= last_page and g.slots >= g.pages:
+        if self.born_pages <= last_page and g.holds_all:
             self._bear_rest()
         for page in range(self.born_pages, last_page + 1):
             self._bear(page)
         return last_page
+
+    def begins_page(self, rows: int) -> bool:
+        """Return whether a window of `rows` rows has a page that is not born yet."""
+        last_page = (self.committed + rows - 1) // self.geometry.page_cells
+        assert last_page < self.geometry.pages, "window past the session's max context"
+        return last_page >= self.born_pages
+
+    def note_born(self, rows: int) -> None:
+        """Take note that the pages of a window of `rows` rows were born on the device."""
+        self.born_pages = (self.committed + rows - 1) // self.geometry.page_cells + 1
+        self._planned_pages = 0
 
     def _bear_rest(self) -> None:
         """Give every page to come its slot at once: there is one for each."""
@@ -256,7 +267,9 @@ class KvCache:
         if pages <= g.slots:
             best = torch.arange(pages, device=device).expand(g.layers, -1)
         else:
-            best = self._rankings()[:, : g.slots].sort(-1).values
+            # A layer at a time: sorts take memory beside the arena.
+            ranked = (self.seed_ranking(layer)[: g.slots] for layer in range(g.layers))
+            best = torch.stack([chosen.sort().values for chosen in ranked])
         slots = self.residency.seed_all(best)
         if not placed:
             for layer, chosen in enumerate(best):
@@ -266,17 +279,11 @@ class KvCache:
 
     def seed_ranking(self, layer: int) -> torch.Tensor:
         """Return every page of `layer`, the one that most deserves a slot first."""
-        return self._rankings()[layer]
-
-    def _rankings(self) -> torch.Tensor:
-        """Return `seed_ranking` of all layers [L, n]."""
         pages = pages_of(self.committed, self.geometry.page_cells)
-        device = self.residency.table.device
-        number = torch.arange(pages, dtype=torch.int32, device=device)
-        rank = number.repeat(self.geometry.layers, 1)
+        rank = torch.arange(pages, dtype=torch.int32, device=self.residency.table.device)
         if self._seed_counts is not None:
-            rank += self._seed_counts[:, :pages] * pages
-        rank[:, max(0, pages - self.geometry.tail) :] += pages * (SEED_ROWS + 1)
+            rank += self._seed_counts[layer, :pages] * pages
+        rank[max(0, pages - self.geometry.tail) :] += pages * (SEED_ROWS + 1)
         return rank.argsort(descending=True)
 
     def truncate(self, cells: int) -> None:
