@@ -13,9 +13,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
 from strata.models.physics import Floats
+
+MOST_FOLDS = 16
+
+
+def passage_folds(passages: Sequence[str]) -> NDArray[np.intp]:
+    """Return the fold of each run [n]: passages whole, each its own fold where there are few.
+
+    With more than MOST_FOLDS passages they share folds, dealt out in the order of their names, so
+    that a fold holds passages of many depths and a model is fitted MOST_FOLDS times at most.
+    """
+    names, index = np.unique(np.asarray(passages), return_inverse=True)
+    folds: NDArray[np.intp] = index % min(len(names), MOST_FOLDS)
+    return folds
 
 
 def half_width(residuals: Floats, passages: Sequence[str], confidence: float) -> float:

@@ -1,7 +1,7 @@
 """Predict decode in tok/s for a ring that was not measured: tokens per round over its time.
 
 The two factors are learned apart, because the first belongs to the workload and the second to
-the machine. Intervals come from leaving out each passage in turn (`strata.models.conformal`).
+the machine. Intervals come from leaving out passages in turn (`strata.models.conformal`).
 Outside the depths, rings and modes that were measured there is no evidence and no number:
 conformal intervals that hold inside do not hold at an unseen deepest tier.
 """
@@ -17,10 +17,10 @@ from sklearn.utils.validation import check_is_fitted
 
 from strata.errors import UsageError
 from strata.models.acceptance import Acceptance
-from strata.models.conformal import half_width
+from strata.models.conformal import half_width, passage_folds
 from strata.models.features import num_rows, pool_cells
 from strata.models.frame import checked, levelled
-from strata.models.latency import RoundTime
+from strata.models.latency import RoundTime, one_of_each
 from strata.models.physics import Floats
 
 EXPECTED_FAILED_CHECKS = dict.fromkeys(
@@ -97,7 +97,7 @@ class RingCostModel(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         trials = trials[trials["kind"] == "ok"]
         if trials.empty:
             raise UsageError("no trial finished, so there is nothing to fit the cost model to")
-        trials = levelled(trials)
+        trials = one_of_each(levelled(trials))
         self._fit_parts(trials)
         residuals = self._left_out_residuals(trials)
         self.half_widths_ = {
@@ -146,15 +146,17 @@ class RingCostModel(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _left_out_residuals(self, trials: pd.DataFrame) -> pd.DataFrame:
         """Return measured over predicted in logs, each passage predicted without itself."""
         parts = []
-        for passage, mine in trials.groupby("passage", sort=True):
-            others = trials[trials["passage"] != passage]
+        folds = passage_folds(trials["passage"].tolist())
+        for fold in np.unique(folds):
+            mine, others = trials[folds == fold], trials[folds != fold]
             if others.empty:
                 continue
             model = RingCostModel(confidence=self.confidence, penalty=self.penalty)
             model._fit_parts(others)
             predicted = np.log(model._point(mine))
             measured = mine.assign(round_s=1 / mine["rounds_per_s"])[list(QUANTITIES)]
-            parts.append((np.log(measured) - predicted).assign(passage=passage, mode=mine["mode"]))
+            gap = np.log(measured) - predicted
+            parts.append(gap.assign(passage=mine["passage"], mode=mine["mode"]))
         if not parts:
             return pd.DataFrame(columns=[*QUANTITIES, "passage", "mode"])
         return pd.concat(parts).dropna()

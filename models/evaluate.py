@@ -23,6 +23,7 @@ from strata.models.baselines import (
     by_nearest,
     same_setting,
 )
+from strata.models.conformal import passage_folds
 from strata.models.cost_model import RingCostModel
 from strata.models.features import pool_cells
 from strata.models.frame import checked, levelled
@@ -122,30 +123,39 @@ def coverage(
     *,
     confidence: float = 0.9,
     seed: int = 0,
-    quantity: Quantity = "tok_s",
-) -> Coverage:
-    """Return how often a passage lies in the interval of a model that never saw it.
+    quantities: Sequence[Quantity] = ("round_s", "tok_s"),
+) -> tuple[Coverage, ...]:
+    """Return how often a passage lies in the intervals of a model that never saw it.
 
     Only inside of what that model measured: elsewhere it gives no interval.
     """
     trials, rng = finished(frame), np.random.default_rng(seed)
-    hits = draws = 0
-    for _, mine in trials.groupby("passage", sort=True):
-        others = trials[trials["passage"] != mine["passage"].iloc[0]]
+    hits, draws = dict.fromkeys(quantities, 0), 0
+    folds = passage_folds(trials["passage"].tolist())
+    for fold in np.unique(folds):
+        others = trials[folds != fold]
         if others["passage"].nunique() < 2:
             continue
         model = RingCostModel(confidence=confidence).fit(others)
-        for _, rows in configurations(mine).groupby("mode", sort=True):
+        for _, mine in trials[folds == fold].groupby(["passage", "mode"], sort=True):
+            rows = configurations(mine)
             row = rows.iloc[[int(rng.integers(len(rows)))]]
             found = model.predict_frame(row).iloc[0]
             if found["no_evidence"]:
                 continue
             draws += 1
-            low, high = found[f"{quantity}_lower"], found[f"{quantity}_upper"]
-            hits += bool(low <= row[quantity].iloc[0] <= high)
-    p_value = float(stats.binomtest(hits, draws, confidence).pvalue) if draws else 1.0
-    return Coverage(
-        quantity=quantity, confidence=confidence, hits=hits, draws=draws, p_value=p_value
+            for name in quantities:
+                low, high = found[f"{name}_lower"], found[f"{name}_upper"]
+                hits[name] += bool(low <= row[name].iloc[0] <= high)
+    return tuple(
+        Coverage(
+            quantity=name,
+            confidence=confidence,
+            hits=hits[name],
+            draws=draws,
+            p_value=_binomial_p(hits[name], draws, confidence),
+        )
+        for name in quantities
     )
 
 
@@ -163,16 +173,35 @@ def silence(frame: pd.DataFrame) -> Silence:
 
 
 def configurations(trials: pd.DataFrame) -> pd.DataFrame:
-    """Return one row for each setting, depth and ring, times averaged in logs over passages."""
+    """Return one row for each setting, depth and ring, times averaged in logs over passages.
+
+    Not every passage need have run every ring: what the default ring did on a passage, over what
+    it did on average at that depth, is taken out of the passage's other rings, as in a pair.
+    """
     keys = [*SETTING, "depth_cells", "ring_cells"]
     logs = {"round_s": -np.log(trials["rounds_per_s"]), "tok_s": np.log(trials["tok_s"])}
     budget = pd.to_numeric(trials["vram_budget_bytes"])
     marked = trials.assign(pool_cells=pool_cells(trials), vram_budget_bytes=budget, **logs)
+    for name in logs:
+        marked[name] -= _passage_effects(marked, name)
     by_passage = marked.groupby([*keys, "passage"], sort=True, dropna=False)
     means = by_passage[["round_s", "tok_s"]].mean().reset_index()
     means = np.exp(means.groupby(keys, sort=True, dropna=False)[["round_s", "tok_s"]].mean())
     first = marked.drop(columns=["round_s", "tok_s"]).drop_duplicates(keys)
     return first.merge(means.reset_index(), on=keys).sort_values(keys, ignore_index=True)
+
+
+def _passage_effects(marked: pd.DataFrame, name: str) -> Floats:
+    """Return what a passage adds to `name` of the default ring; a default's own keeps it."""
+    place = [marked[key] for key in (*SETTING, "depth_cells")]
+    default = marked[name].where(marked["arm"] == "default")
+    runs = default.groupby([*place, marked["passage"]], dropna=False)
+    share = 1.0 / runs.transform("count").where(default.notna())  # a passage counts once
+    sums = [part.groupby(place, dropna=False).transform("sum") for part in (default * share, share)]
+    here, level = runs.transform("mean"), sums[0] / sums[1]
+    effects = (here - level).where(marked["arm"] == "arm", 0.0)
+    found: Floats = effects.fillna(0.0).to_numpy(dtype=float)
+    return found
 
 
 def finished(frame: pd.DataFrame) -> pd.DataFrame:
@@ -191,6 +220,10 @@ def _inside(test: pd.DataFrame, train: pd.DataFrame, axis: Axis) -> pd.DataFrame
         values = line[axis]
         kept.append(bool(len(values)) and values.min() < row[axis] < values.max())
     return test[kept]
+
+
+def _binomial_p(hits: int, draws: int, confidence: float) -> float:
+    return float(stats.binomtest(hits, draws, confidence).pvalue) if draws else 1.0
 
 
 def _rank_correlation(group: pd.DataFrame) -> float:

@@ -68,10 +68,7 @@ def judge_model(
     scores = regret(frame, rule, default_ring_cells, halvings=halvings)
     return Judgement(
         errors=pd.concat(errors, ignore_index=True),
-        coverage=(
-            coverage(frame, confidence=confidence, quantity="round_s"),
-            coverage(frame, confidence=confidence, quantity="tok_s"),
-        ),
+        coverage=coverage(frame, confidence=confidence),
         silence=silence(frame),
         choices=summarise_choices(left_out_choices(frame, default_ring_cells)),
         regret=scores[scores["entries"] > 0].reset_index(drop=True),

@@ -19,6 +19,17 @@ CONFIGURATION = (
 """What must be equal for two runs to be repeats of each other."""
 
 
+def one_of_each(trials: pd.DataFrame) -> pd.DataFrame:
+    """Return one row for each configuration and passage, its speeds averaged in logs."""
+    keys = list(CONFIGURATION)
+    groups = trials.groupby(keys, dropna=False, sort=False)
+    means = {
+        name: np.exp(np.log(trials[name].astype(float)).groupby(groups.ngroup()).transform("mean"))
+        for name in ("rounds_per_s", "tok_s")
+    }
+    return trials.assign(**means).drop_duplicates(keys)
+
+
 @dataclass(frozen=True, slots=True)
 class RoundTime:
     """Prices of a round's features, with the curves beneath them."""
@@ -32,12 +43,8 @@ class RoundTime:
     def learn(cls, trials: pd.DataFrame, acceptance: Acceptance | None = None) -> RoundTime:
         """Fit to finished trials, levelled; each passage of a configuration counts once."""
         features = Features.learn(trials)
-        keys = list(CONFIGURATION)
-        once = levelled(trials)
-        once = once.assign(_log_s=-np.log(once["rounds_per_s"]))
-        mean = once.groupby(keys, dropna=False, sort=True)["_log_s"].transform("mean")
-        once = once.assign(_log_s=mean).drop_duplicates(keys)
-        seconds = np.exp(once["_log_s"].to_numpy(dtype=float))
+        once = one_of_each(levelled(trials))
+        seconds = 1 / once["rounds_per_s"].to_numpy(dtype=float)
         tokens = once["tokens_per_round"].to_numpy(dtype=float)
         regression = RelativeNNLS().fit(features.matrix(once, tokens), seconds)
         return cls(features, regression, acceptance or Acceptance.learn(trials))

@@ -131,17 +131,16 @@ def choice_table(frame: pd.DataFrame, default_ring: int) -> pd.DataFrame:
 
 
 def coverage_table(frame: pd.DataFrame, confidence: float) -> pd.DataFrame:
-    rows = []
-    for quantity in ("round_s", "tok_s"):
-        found = coverage(frame, confidence=confidence, quantity=quantity)
-        rows.append(
+    return pd.DataFrame(
+        [
             {
-                "interval": f"{quantity}, {confidence:.0%}",
+                "interval": f"{found.quantity}, {confidence:.0%}",
                 "held": f"{found.hits} of {found.draws}",
                 "p (exact binomial)": f"{found.p_value:.2f}",
             }
-        )
-    return pd.DataFrame(rows)
+            for found in coverage(frame, confidence=confidence)
+        ]
+    )
 
 
 def markdown(table: pd.DataFrame) -> str:

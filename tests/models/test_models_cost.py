@@ -9,7 +9,7 @@ from sklearn.utils.estimator_checks import check_estimator, parametrize_with_che
 
 from strata.errors import UsageError
 from strata.models.acceptance import Acceptance
-from strata.models.conformal import half_width
+from strata.models.conformal import MOST_FOLDS, half_width, passage_folds
 from strata.models.cost_model import ASKED, EXPECTED_FAILED_CHECKS, RingCostModel
 from strata.models.features import NAMES
 from strata.models.latency import RoundTime
@@ -225,6 +225,17 @@ def test_half_width_counts_passages_and_not_runs() -> None:
     assert few == pytest.approx(many)
     assert few > 0.3
     assert half_width(np.array([0.1, 0.2]), ["a", "a"], 0.9) == np.inf
+
+
+def test_folds_keep_passages_whole_and_mix_depths() -> None:
+    few = passage_folds(["b", "a", "b", "c"])
+    assert few.tolist() == [1, 0, 1, 2]
+    names = [f"{depth}:{seed}" for depth in (512, 1_024) for seed in range(16)]
+    folds = passage_folds([*names, *names])
+    assert len(set(folds)) == MOST_FOLDS
+    assert (folds[:32] == folds[32:]).all()
+    assert all(len({names[i].split(":")[0] for i in np.flatnonzero(folds[:32] == f)}) == 2
+               for f in set(folds))  # fmt: skip
 
 
 def test_half_width_covers_new_passages() -> None:

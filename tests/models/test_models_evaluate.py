@@ -60,12 +60,24 @@ def test_configurations_average_passages_and_not_runs(frame: pd.DataFrame) -> No
     assert row["round_s"] == pytest.approx(np.exp(logs.mean()))
 
 
+def test_a_ring_that_ran_on_slow_passages_alone_is_not_slow() -> None:
+    quiet = Design(
+        tiers_cells=(1_024,), rings_cells=(256, 1_024, 8_192), passage_sd=0.0, run_sd=0.0,
+        search_passages=4, modes=("off",),
+    )  # fmt: skip
+    frame = study(0, quiet, priced_round)
+    slow = frame["passage"].isin(["1024:0", "1024:1"])
+    whole = frame.assign(rounds_per_s=frame["rounds_per_s"] * np.where(slow, 0.8, 1.0))
+    half = whole[slow | (whole["arm"] == "default") | (whole["ring_cells"] == 256)]
+    np.testing.assert_allclose(configurations(half)["round_s"], configurations(whole)["round_s"])
+
+
 def test_coverage_counts_one_draw_a_passage_and_mode() -> None:
     small = Design(tiers_cells=(512, 2_048), rings_cells=(256, 1_024), search_passages=4)
-    found = coverage(study(5, small, priced_round))
-    assert found.draws == 2 * 4 * 2
-    assert found.hits >= 11
-    assert found.p_value > 0.01
+    for found in coverage(study(5, small, priced_round)):
+        assert found.draws == 2 * 4 * 2
+        assert found.hits >= 11
+        assert found.p_value > 0.01
 
 
 def test_regret_tells_good_policies_from_bad_ones(frame: pd.DataFrame) -> None:
