@@ -23,8 +23,8 @@ from strata.kv.window import Window, make_window
 
 SEED_ROWS = 64
 """Prompt rows whose selections seed the ring."""
-NOTED_ROWS = 16
-"""Rows that are selected for at a time when the ring is seeded."""
+NOTED_BYTES = 1 << 20
+"""Scores that are held at a time when the ring is seeded; an allocator rounds more up to 20 MiB."""
 
 
 class KvCache:
@@ -249,10 +249,10 @@ class KvCache:
         queries = queries[:, -len(deep) :]
         grouped = queries.view(g.layers, len(own), g.kv_heads, -1, g.head_dim)
         self._seed_counts = torch.zeros(g.layers, g.pages, dtype=torch.int32, device=own.device)
+        step = max(1, NOTED_BYTES // (4 * g.pages))
         for layer, bounds in enumerate(self.bounds):
-            # A few rows at a time: their scores of every page would otherwise take megabytes.
-            for first in range(0, len(own), NOTED_ROWS):
-                q, at = grouped[layer, first:][:NOTED_ROWS], own[first:][:NOTED_ROWS]
+            for first in range(0, len(own), step):
+                q, at = grouped[layer, first:][:step], own[first:][:step]
                 pages = select_pages(q, bounds, at, count=g.select_pages, tail=g.tail)
                 count_selected(pages, self._seed_counts[layer])
 
