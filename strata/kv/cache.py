@@ -23,8 +23,8 @@ from strata.kv.window import Window, make_window
 
 SEED_ROWS = 64
 """Prompt rows whose selections seed the ring."""
-NOTED_BYTES = 1 << 20
-"""Scores that are held at a time when the ring is seeded; an allocator rounds more up to 20 MiB."""
+NOTED_BYTES = 1 << 19
+"""Scores that are held at a time when the ring is seeded: they are in no arena."""
 
 
 class KvCache:
