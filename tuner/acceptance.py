@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from strata.config import KvConfig, SamplingParams, Selection, SessionConfig, SpecConfig
 from strata.device import every_core
-from strata.errors import UsageError
+from strata.errors import StoreError, UsageError
 from strata.lm import LanguageModel
 from strata.session import create_session
 from strata.tuner.arms import DECODE
@@ -23,49 +22,14 @@ from strata.tuner.costs import Estimate, draft_prices
 from strata.tuner.record import TrialRecord
 from strata.tuner.store import TrialStore
 from strata.tuner.study import StudyRecord
+from strata.tuner.workload import Conditions, PromptCount, Workload
 
 FEWEST_ROUNDS = 8
 """A continuation of fewer rounds, ended early by the model, is left out: its rates mean nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conditions:
-    """How the drafter runs; a study's costs hold for its own alone."""
-
-    drafts: int = 1
-    window_cells: int | None = None
-    ring_cells: int | None = None
-    """What a window of None follows; None is the whole context where it fits."""
-    select: str = "0"
-    page_cells: int = 16
-    temperature: float = 0.0
-    max_new: int = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptCount:
-    """What became of the drafts behind one prompt; lists are by draft position."""
-
-    name: str
-    depth_cells: int
-    rounds: int
-    tokens: int
-    tries: list[int]
-    """Rounds in which the draft was verified and all before it had been accepted."""
-    hits: list[int]
-
-    @property
-    def accepted(self) -> float:
-        """Return the accepted drafts of a round."""
-        return sum(self.hits) / self.rounds
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the count as plain JSON."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class DepthRates:
     """Acceptance at one range of depths: rates by draft position, and accepted drafts a round."""
 
     upper_cells: int
@@ -166,7 +130,7 @@ def count_drafts(
         )
 
 
-def by_depth(counts: Sequence[PromptCount], tiers: Sequence[int] = ()) -> list[Workload]:
+def by_depth(counts: Sequence[PromptCount], tiers: Sequence[int] = ()) -> list[DepthRates]:
     """Return acceptance by depth: up to each of `tiers`, past them up to each power of two."""
     grouped: dict[int, list[PromptCount]] = {}
     for one in counts:
@@ -181,7 +145,7 @@ def by_depth(counts: Sequence[PromptCount], tiers: Sequence[int] = ()) -> list[W
             if tried:
                 rates.append(Estimate.of(one.hits[place] / one.tries[place] for one in tried))
         accepted = Estimate.of(one.accepted for one in mine)
-        found.append(Workload(upper_cells=upper, rates=rates, accepted=accepted))
+        found.append(DepthRates(upper_cells=upper, rates=rates, accepted=accepted))
     return found
 
 
@@ -197,6 +161,29 @@ def conditions_of(study: StudyRecord, *, temperature: float, max_new: int) -> Co
         temperature=temperature,
         max_new=max_new,
     )
+
+
+def refuse_other_way(workload: Workload, study: StudyRecord) -> None:
+    """Raise StoreError where a workload was not drafted for as a study drafts."""
+    if workload.model_hash != study.model_hash:
+        raise StoreError(
+            f"workload {workload.workload} is of model {workload.model_hash[:12]}, and study "
+            f"{study.study} of {study.model_hash[:12]}"
+        )
+    here = workload.conditions
+    there = conditions_of(study, temperature=here.temperature, max_new=here.max_new)
+    if there.window_cells is not None:  # else the window follows the ring
+        there = replace(there, ring_cells=here.ring_cells)
+    differing = [
+        f"{name} {getattr(here, name)} and {getattr(there, name)}"
+        for name in Conditions.__slots__
+        if getattr(here, name) != getattr(there, name)
+    ]
+    if differing:
+        raise StoreError(
+            f"workload {workload.workload} and study {study.study} do not draft alike: "
+            f"{', '.join(differing)}; count again with --study {study.study}"
+        )
 
 
 def prices_of(store: TrialStore, study: StudyRecord) -> list[Price]:

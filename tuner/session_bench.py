@@ -101,13 +101,17 @@ class PromptBench:
         self.run()
 
     def run(self) -> RunResult:
-        """Time the prompt by itself, and all from the session's creation to its first token."""
+        """Time the prompt by itself, and all from the session's creation to its first token.
+
+        A second round must be due, or a session that captures its rounds would not do so.
+        """
         start_s = time.perf_counter()
         session = open_session(self._model, self._spec, self._ring_cells)
         try:
             with every_core():
                 prefill = session.prefill(self._prompt)
-            done = session.generate(SamplingParams(max_new=1, ignore_eos=True))
+            params = SamplingParams(max_new=self._spec.spec + 2, ignore_eos=True)
+            done = session.generate(params)
             return RunResult(
                 tokens=len(done.tokens),
                 token_hash=done.token_hash,

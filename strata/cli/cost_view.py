@@ -14,7 +14,7 @@ from rich.text import Text
 from strata.units import format_cells
 
 if TYPE_CHECKING:
-    from strata.tuner.acceptance import Price, Workload
+    from strata.tuner.acceptance import DepthRates, Price
     from strata.tuner.costs import DraftPrice, Estimate, PromptTime
 
 
@@ -65,7 +65,7 @@ def prompts_table(times: Sequence[PromptTime]) -> Table:
     return grid
 
 
-def rates_table(found: Sequence[Workload]) -> Table:
+def rates_table(found: Sequence[DepthRates]) -> Table:
     """Return one row for each range of depths: the rate of each draft position, and their sum."""
     places = max(len(one.rates) for one in found)
     grid = Table(
@@ -86,7 +86,7 @@ def rates_table(found: Sequence[Workload]) -> Table:
     return grid
 
 
-def outlook_table(found: Sequence[Workload], prices: Sequence[Price]) -> Table:
+def outlook_table(found: Sequence[DepthRates], prices: Sequence[Price]) -> Table:
     """Return what drafting makes of these prompts on each ring that a study has priced."""
     grid = Table(
         "prompts up to", "ring", "break-even accepted", "accepted a round", "speed-up", "",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,6 +39,10 @@ def acceptance(
         typer.Option(metavar="FOLDER", help="A checkpoint; else the study's, or the bundled one."),
     ] = None,
     device: DeviceOption = "auto",
+    workload: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Keep the counts in the database under this name."),
+    ] = None,
     json_file: Annotated[
         str | None,
         typer.Option("--json", metavar="FILE", help="Write every prompt's counts; '-' is stdout."),
@@ -56,9 +60,11 @@ def acceptance(
     with needs_extra("strata tune acceptance"):
         from strata.cli.cost_view import outlook_table, rates_table
         from strata.tuner import acceptance as measuring
+        from strata.tuner.environment import engine_version
         from strata.tuner.store import open_database
+        from strata.tuner.workload import Conditions, Workload
     texts = measuring.read_prompts(prompts)
-    how = measuring.Conditions(drafts=spec or 1, temperature=temperature, max_new=max_new)
+    how = Conditions(drafts=spec or 1, temperature=temperature, max_new=max_new)
     record, prices, tiers = None, [], tuple[int, ...]()
     if study is not None:
         with open_database(db, must_exist=True) as store:
@@ -67,7 +73,7 @@ def acceptance(
         tiers = record.read_plan().grid.tiers
         how = measuring.conditions_of(record, temperature=temperature, max_new=max_new)
 
-    from strata.device import set_decode_threads
+    from strata.device import device_name, set_decode_threads
     from strata.lm import bundled_model_path, load_model
 
     set_decode_threads(None)
@@ -87,15 +93,21 @@ def acceptance(
             show_table(outlook_table(found, prices))
             if not prices:
                 say("the study has run one drafter mode alone, so what drafting costs is not known")
+    made = Workload(
+        workload=workload or "prompts",
+        model_hash=loaded.model_hash,
+        engine_version=engine_version(),
+        device=device_name(loaded.device),
+        conditions=how,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        prompts=counts,
+    )
+    if workload is not None:
+        with open_database(db) as store:
+            store.add_workload(made)
+        note(f"kept as workload {workload} in {db}; strata tune costs STUDY --workload {workload}")
     if json_file is not None:
-        result = {
-            "schema": "strata.acceptance/1",
-            "model_hash": loaded.model_hash,
-            "study": record.study if record is not None else None,
-            "conditions": asdict(how),
-            "prompts": [one.to_json() for one in counts],
-        }
-        write_json(json_file, result)
+        write_json(json_file, made.to_json())
 
 
 def _model_of(record: StudyRecord | None) -> Path | None:

@@ -103,22 +103,38 @@ def compare(
 
 
 @fail_cleanly()
-def costs(study: StudyArgument, db: DatabaseOption = DATABASE) -> None:
+def costs(
+    study: StudyArgument,
+    workload: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="What drafting is worth on a stored workload instead."),
+    ] = None,
+    db: DatabaseOption = DATABASE,
+) -> None:
     """Print what drafting costs and gives on each ring, and what prompts take.
 
-    For studies whose plan asks for pairs of purpose break-even or prefill.
+    For studies whose plan asks for pairs of purpose break-even or prefill; a workload of `strata
+    tune acceptance` is held against any study that ran with and without the drafter.
     """
     from strata.cli import cost_view as view
 
     with needs_extra("strata tune costs"):
+        from strata.tuner import acceptance as measuring
         from strata.tuner.costs import draft_prices, prompt_times
         from strata.tuner.store import open_database
     with open_database(db, must_exist=True) as store:
         record = store.study(study)
+        say(f"study {record.study} ({record.name}), default ring {record.default_ring_cells} cells")
+        if workload is not None:
+            known = store.workload(workload)
+            measuring.refuse_other_way(known, record)
+            rates = measuring.by_depth(known.prompts, record.read_plan().grid.tiers)
+            show_table(view.rates_table(rates))
+            show_table(view.outlook_table(rates, measuring.prices_of(store, record)))
+            return
         times = prompt_times(store, record)
         priced = "break-even" in record.read_plan().measure.purposes
         prices = draft_prices(store, record) if priced or not times else []
-    say(f"study {record.study} ({record.name}), default ring {record.default_ring_cells} cells")
     if prices:
         show_table(view.prices_table(prices))
     if times:

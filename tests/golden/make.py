@@ -24,6 +24,7 @@ from strata.tuner.store import export_jsonl
 from strata.tuner.store.duck import DuckStore
 from strata.tuner.store.migrations import VERSION
 from strata.tuner.study import StudyRecord, create_study
+from strata.tuner.workload import Conditions, PromptCount, Workload
 
 HERE = Path(__file__).parent
 INSTANT = "2026-01-02T03:04:05+00:00"
@@ -56,6 +57,17 @@ FACTS = EngineFacts(
     engine_commit="12" * 20,
     worker="golden",
     environment={"python": "3.11", "cpus_usable": 2},
+)
+WORKLOAD = Workload(
+    workload="golden",
+    model_hash="ab" * 32,
+    engine_version="0.1.0+00000000",
+    device="cpu: golden",
+    conditions=Conditions(drafts=2, window_cells=64, max_new=12),
+    created_at=INSTANT,
+    prompts=[
+        PromptCount(name="a.txt", depth_cells=64, rounds=8, tokens=12, tries=[8, 3], hits=[3, 1])
+    ],
 )
 GAINS = {64: 1.25, 128: 0.75}
 """What ring 32 makes of the default's speed, by tier."""
@@ -127,6 +139,7 @@ def write_all(folder: Path) -> None:
         database, lines = Path(scratch) / "trials.duckdb", Path(scratch) / "trials.jsonl"
         with DuckStore(database) as store:
             fill(store, study)
+            store.add_workload(WORKLOAD)
             export_jsonl(store, study.study, lines)
             table = replace(conclude(store, study), created=INSTANT)
         new(folder / f"store-{VERSION}.duckdb.xz", lzma.compress(database.read_bytes()))

@@ -104,6 +104,21 @@ def test_the_third_schema_adds_what_a_pair_was_run_for(tmp_path: Path, store: Du
     assert price == [("off", 0, 64), ("on", 1, 64), ("on", 1, 64), ("off", 0, 64)]
 
 
+def test_the_fourth_schema_keeps_workloads(tmp_path: Path, store: DuckStore) -> None:
+    with store:
+        assert store.workloads() == []
+    newer = DuckStore(unpacked("store-4.duckdb.xz", tmp_path), must_exist=True)
+    with newer:
+        (kept,) = newer.workloads()
+    assert (kept.workload, kept.conditions.drafts, kept.conditions.window_cells) == (
+        "golden",
+        2,
+        64,
+    )
+    (prompt,) = kept.prompts
+    assert (prompt.name, prompt.tries, prompt.hits) == ("a.txt", [8, 3], [3, 1])
+
+
 def test_the_study_is_still_judged_as_it_was(store: DuckStore) -> None:
     with store:
         study = store.study(STUDY)

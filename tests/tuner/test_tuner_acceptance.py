@@ -17,8 +17,6 @@ from strata.errors import UsageError
 from strata.lm import LanguageModel
 from strata.session import create_session
 from strata.tuner.acceptance import (
-    Conditions,
-    PromptCount,
     by_depth,
     count_drafts,
     prices_of,
@@ -29,6 +27,7 @@ from strata.tuner.plan import parse_plan
 from strata.tuner.store import MemoryStore
 from strata.tuner.store.duck import DuckStore
 from strata.tuner.study import StudyRecord, create_study
+from strata.tuner.workload import Conditions, PromptCount, Workload
 
 TINY = Path(__file__).parent.parent / "data" / "tiny"
 TEXT = "def main() -> None:\n    for name in names:\n        print(name, end=' ')\n" * 3
@@ -83,9 +82,10 @@ def test_what_is_left_out_is_said(tiny: LanguageModel) -> None:
     short = Conditions(max_new=4)
     assert list(count_drafts(tiny, [("a", TEXT)], short, on_skip=words.append)) == []
     assert "a: left out, the model ended after" in words[0]
-    room = tiny.config.max_positions - 32
-    long = TEXT * (room // 10)
-    (found,) = count_drafts(tiny, [("b", long)], Conditions(max_new=32), on_skip=words.append)
+    short_model = replace(tiny, config=replace(tiny.config, max_positions=200))
+    room, long = 200 - 32, TEXT * 10
+    how = Conditions(max_new=32)
+    (found,) = count_drafts(short_model, [("b", long)], how, on_skip=words.append)
     assert found.depth_cells == room
     assert f"b: its first {room} of" in words[1]
 
@@ -148,9 +148,39 @@ def test_the_command_says_what_drafting_is_worth(tiny: LanguageModel, tmp_path: 
         assert part in output, output
     result = json.loads((tmp_path / "a.json").read_text())
     assert result["schema"] == "strata.acceptance/1"
-    assert result["study"] == study.study
+    assert result["conditions"]["drafts"] == 1
     assert [len(one["hits"]) for one in result["prompts"]] == [1, 1]
     assert "only one" not in run("--model", TINY, "--spec", 3)[0]
     assert "is the study's own" in run(*priced, "--spec", 3, code=2)[1]
     bundled = Path(__file__).parents[2] / "data" / "models" / "strata-mini"
     assert "name its checkpoint" in run(*priced, "--model", bundled, code=2)[1]
+    run(*priced, "--workload", "mine")
+    assert "'mine' is stored already" in run(*priced, "--workload", "mine", code=2)[1]
+    run("--model", TINY, "--spec", 3, "--workload", "other", "--db", tmp_path / "t.duckdb")
+    words = ["costs", "small", "--db", str(tmp_path / "t.duckdb"), "--workload"]
+    done = CliRunner().invoke(app, [*words, "mine"])
+    assert done.exit_code == 0, done.output
+    assert "break-even pairs" in done.stdout
+    refused = CliRunner().invoke(app, [*words, "other"])
+    assert refused.exit_code == 2
+    assert "do not draft alike: drafts 3 and 1, window_cells None and 64" in refused.stderr
+    unknown = CliRunner().invoke(app, [*words, "nothing"])
+    assert "no workload is called 'nothing'; there are: mine, other" in unknown.stderr
+
+
+def test_a_workload_comes_back_as_it_was_kept(tmp_path: Path) -> None:
+    kept = Workload(
+        workload="mine",
+        model_hash="ab",
+        engine_version="1",
+        device="cpu",
+        conditions=Conditions(drafts=3, temperature=0.7),
+        created_at="2026-01-02T03:04:05+00:00",
+        prompts=[count(100, [20, 10], [10, 5]), count(7, [3], [0])],
+    )
+    with DuckStore(tmp_path / "t.duckdb") as store:
+        store.add_workload(kept)
+    with DuckStore(tmp_path / "t.duckdb") as store:
+        assert store.workloads() == [kept]
+        assert store.workload("mine") == kept
+        assert store.studies() == []

@@ -103,3 +103,17 @@ def test_the_command_prints_both(tmp_path) -> None:  # type: ignore[no-untyped-d
     assert done.exit_code == 0, done.output
     for part in ("break-even", "0.50", "1.19", "faster", "slower", "prompt", "+25.0%"):
         assert part in done.stdout, done.stdout
+
+
+def test_the_report_takes_prompts_from_their_own_pairs() -> None:
+    from strata.tuner.conclude import conclude
+    from strata.tuner.report import summarise
+
+    store = MemoryStore()
+    study = fill(store)
+    summary = summarise(store, study, conclude(store, study))
+    for cell in summary["cells"]:
+        wanted = 0.4 if not cell["is_default"] else cell["prefill_s"]["mean"]
+        assert cell["prefill_s"]["mean"] == pytest.approx(wanted)
+        assert cell["ttft_ms"]["mean"] == pytest.approx(600.0)
+        assert cell["rounds_per_s"]["mean"] == pytest.approx(100.0)

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 SCHEMA = "strata.tune-report/1"
 CONFIDENCE = 0.95
-MEASURES = ("rounds_per_s", "tok_s", "tokens_per_round", "prefill_s", "ttft_ms", "tpot_p50_ms")
+MEASURES = ("rounds_per_s", "tok_s", "tokens_per_round", "tpot_p50_ms")
+PROMPT_MEASURES = ("prefill_s", "ttft_ms")
+"""Measured by pairs of their own, where the plan asks for them."""
 COUNTERS = ("kv_lookups", "kv_hits", "kv_misses", "kv_bytes", "kv_overflows")
 
 Json = dict[str, Any]
@@ -40,6 +42,7 @@ def summarise(store: TrialStore, study: StudyRecord, table: PolicyTable) -> Json
             ["tier_cells", "mode", "ring_cells"], sort=True
         )
     ]
+    _add_prompts(cells, frame, store.frame(study.study, purpose="prefill"))
     _add_gains(cells, frame)
     model = add_predictions(cells, frame)
     done, total = count_pairs(study, store)
@@ -96,6 +99,19 @@ def _spread(usable: pd.DataFrame, name: str) -> Json | None:
         "upper": upper,
         "by_passage": {str(key): float(value) for key, value in by_passage.items()},
     }
+
+
+def _add_prompts(cells: list[Json], frame: pd.DataFrame, prompts: pd.DataFrame) -> None:
+    """Give each cell its prompt's times: of prefill pairs; earlier studies timed them beside."""
+    source = frame if prompts.empty else prompts
+    for cell in cells:
+        mine = source[
+            (source["kind"] == "ok")
+            & (source["tier_cells"] == cell["tier_cells"])
+            & (source["mode"] == cell["mode"])
+            & (source["ring_cells"] == cell["ring_cells"])
+        ]
+        cell |= {name: _spread(mine, name) for name in PROMPT_MEASURES}
 
 
 def _add_gains(cells: list[Json], frame: pd.DataFrame) -> None:

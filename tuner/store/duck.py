@@ -22,8 +22,13 @@ from strata.tuner.record import COLUMNS, LATER_COLUMNS, TrialRecord
 from strata.tuner.store.base import Outcome, TrialStore, check_new, check_try
 from strata.tuner.store.migrations import MIGRATIONS, VERSION
 from strata.tuner.study import StudyRecord
+from strata.tuner.workload import Workload
 
 STORAGE_VERSION = "v1.2.0"
+WORKLOAD_COLUMNS = (
+    "record", "workload", "model_hash", "engine_version", "device", "conditions", "name",
+    "depth_cells", "rounds", "tokens", "tries", "hits", "created_at",
+)  # fmt: skip
 ROW_NUMBER = "row number"
 """How `raw_rows` calls the database's own count of a row."""
 
@@ -93,6 +98,33 @@ class DuckStore(TrialStore):
         with self._reported("cannot be read"):
             rows = self._db.execute("SELECT trial_id FROM trials WHERE study = ?", [study])
             return {row[0] for row in rows.fetchall()}
+
+    def add_workload(self, workload: Workload) -> None:
+        """Keep a workload, once: its name must be new."""
+        if workload.workload in {one.workload for one in self.workloads()}:
+            raise StoreError(
+                f"workload {workload.workload!r} is stored already and cannot change; give it "
+                "another name"
+            )
+        rows = workload.rows()
+        with self._transaction():
+            self._insert("acceptance", tuple(rows[0]), rows)
+
+    def workloads(self) -> list[Workload]:
+        """Return every workload, oldest first."""
+        by_name: dict[str, list[dict[str, object]]] = {}
+        for row in self._select("acceptance", WORKLOAD_COLUMNS, "true", []):
+            by_name.setdefault(str(row["workload"]), []).append(row)
+        return [Workload.from_rows(rows, origin=str(self.path)) for rows in by_name.values()]
+
+    def workload(self, name: str) -> Workload:
+        """Return a workload by its name; raise StoreError where there is none."""
+        every = self.workloads()
+        for one in every:
+            if one.workload == name:
+                return one
+        listed = ", ".join(one.workload for one in every) or "none"
+        raise StoreError(f"no workload is called {name!r}; there are: {listed}")
 
     def copy_rows(self, table: str, study: str, path: Path) -> int:
         """Write the rows of one study in `table` as Parquet, in their order, and count them."""

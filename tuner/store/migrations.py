@@ -68,7 +68,17 @@ ALTER TABLE trials ADD COLUMN purpose VARCHAR;
 CREATE INDEX trials_by_study ON trials (study);
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _SECOND, _THIRD)
+_FOURTH = """
+CREATE TABLE acceptance (
+    ordinal BIGINT NOT NULL, record VARCHAR NOT NULL, workload VARCHAR NOT NULL,
+    model_hash VARCHAR NOT NULL, engine_version VARCHAR NOT NULL, device VARCHAR NOT NULL,
+    conditions VARCHAR NOT NULL, name VARCHAR NOT NULL, depth_cells BIGINT NOT NULL,
+    rounds BIGINT NOT NULL, tokens BIGINT NOT NULL, tries BIGINT[] NOT NULL,
+    hits BIGINT[] NOT NULL, created_at VARCHAR NOT NULL
+);
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _SECOND, _THIRD, _FOURTH)
 VERSION = len(MIGRATIONS)
 
 
