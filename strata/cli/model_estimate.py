@@ -93,7 +93,7 @@ def estimated_entries(found: pd.DataFrame) -> list[dict[str, Any]]:
     entries = []
     fits = found[found["obstacle"] == ""]
     for (depth, drafts), group in fits.groupby(["depth_cells", "spec"], sort=True):
-        best = group.loc[group["round_s"].idxmin()]
+        best = group.loc[view.fastest(group)]
         default = group[group["ring_cells"] == group["default_ring_cells"]].iloc[0]
         entries.append(
             {

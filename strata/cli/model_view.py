@@ -35,6 +35,7 @@ COUNTS = {
     "expert_slots": "expert slots",
 }  # fmt: skip
 DIGITS = 3
+EQUAL = 1e-9
 
 
 def prices_table(model: RingCostModel) -> Table:
@@ -112,7 +113,7 @@ def predictions_table(found: pd.DataFrame, confidence: float) -> Table:
             grid.add_section()
         last = depth
         known = group[(group["no_evidence"] == "") & (group["obstacle"] == "")]
-        best = None if known.empty else known["round_s"].idxmin()
+        best = None if known.empty else fastest(known)
         default = known[known["ring_cells"] == known["default_ring_cells"]]["round_s"]
         for rows in _runs(group):
             row, last_row = rows[0][1], rows[-1][1]
@@ -131,6 +132,13 @@ def predictions_table(found: pd.DataFrame, confidence: float) -> Table:
                 Text(_why(row) or ("fastest" if rows[0][0] == best else "")),
             )
     return grid
+
+
+def fastest(sessions: pd.DataFrame) -> Any:
+    """Return the index of the session with the shortest round; among equals the default ring's."""
+    tied = sessions[sessions["round_s"] <= sessions["round_s"].min() * (1 + EQUAL)]
+    default = tied[tied["ring_cells"] == tied["default_ring_cells"]]
+    return (tied if default.empty else default).index[0]
 
 
 def estimated_entries_table(entries: list[dict[str, Any]]) -> Table:

@@ -85,6 +85,12 @@ def test_predict_gives_numbers_inside_and_none_outside(fitted: Path) -> None:
     assert "fastest" not in text
 
 
+def test_of_rings_that_are_alike_the_default_is_the_fastest(fitted: Path) -> None:
+    text = ask("predict", str(fitted), "--depth", "4K", "--spec", "0", "--ring", "12K")
+    assert "8192 (default) " in text  # both hold the whole context
+    assert "- fastest" in text
+
+
 def test_a_stored_study_is_asked_as_its_file_is(fitted: Path, database: Path) -> None:
     words = ["--depth", "4K", "--spec", "1", "--ring", "2K", "--json", "-"]
     one = json.loads(ask("predict", str(fitted), *words))
