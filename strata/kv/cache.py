@@ -75,7 +75,7 @@ class KvCache:
         if self.bounds is not None:
             self._window_keys.append(cells[:, 0])
         if window.dense:
-            self._count_dense(layer)
+            self._count_dense(layer, self._planned_pages, self._planned_in_place[layer])
             return self._reader.dense(layer, grouped, window)
         pages = self._resolve_selected(layer, grouped, window)
         return self._reader.selected(layer, grouped, pages, window)
@@ -125,10 +125,14 @@ class KvCache:
         self._planned_pages = 0
 
     def advance(self, rows: int, committed: int) -> None:
-        """Count a dense window of `rows` rows that was read without `attend`, and commit some."""
-        self._plan_dense((self.committed + rows - 1) // self.geometry.page_cells + 1)
+        """Count a dense window of `rows` rows that was read without `attend`, and commit some.
+
+        No table is asked: the newest pages have slots, so what lacks one is what slots lack.
+        """
+        pages = (self.committed + rows - 1) // self.geometry.page_cells + 1
+        in_place = max(0, self.born_pages - self.geometry.slots)
         for layer in range(self.geometry.layers):
-            self._count_dense(layer)
+            self._count_dense(layer, pages, in_place)
         self.committed += committed
 
     def _bear(self, page: int) -> None:
@@ -148,11 +152,10 @@ class KvCache:
             self._planned_in_place = self._reader.plan_dense(pages, moved=moved)
             self._planned_pages = pages
 
-    def _count_dense(self, layer: int) -> None:
-        """Count every page once; those without a slot are read in place."""
-        in_place = self._planned_in_place[layer]
+    def _count_dense(self, layer: int, pages: int, in_place: int) -> None:
+        """Count `pages` pages once each; those without a slot are read in place."""
         self.counters.layers[layer].count(
-            lookups=self._planned_pages,
+            lookups=pages,
             misses=in_place,
             overflows=in_place,
             item_bytes=self.geometry.page_bytes,
