@@ -127,6 +127,7 @@ def check_out_proj(given: Inputs) -> bool:
     sums = given.normal(queries, 3, c.head_dim).float()
     stats = torch.rand(2, queries, 3, generator=given.random) + 0.5
     router, places = one_value_router(given)
+    chunks = out_proj.chunk_count(c.head_dim)
     for row in (None, torch.tensor([ROWS - 1])):
         rows = ROWS if row is None else 1
         some = slice(0, rows * c.heads)
@@ -156,7 +157,7 @@ def check_out_proj(given: Inputs) -> bool:
             eps=c.norm_eps,
             residual=got,
             normed=got_normed,
-            parts=torch.zeros(rows, c.heads, c.hidden, device=given.device),
+            parts=torch.zeros(rows, c.heads * chunks, c.hidden, device=given.device),
             counter=_counter(given),
             router=chosen if row is None else None,
             row=None if row is None else given.put(row),
