@@ -217,8 +217,13 @@ def is_stored(pair: PairSpec, stored: set[str]) -> bool:
 
 
 def pair_work(pair: PairSpec) -> int:
-    """Return the work of a pair in cells: two prompts, and four answers at ten times the price."""
-    return 2 * pair.depth_cells + 40 * pair.max_new
+    """Return the work of a pair in cells: four answers at ten times the price, or six prompts.
+
+    The prompt that answers start from runs once a passage; every pair restores it.
+    """
+    if pair.purpose == "prefill":
+        return 6 * pair.depth_cells
+    return pair.depth_cells // 4 + 40 * pair.max_new
 
 
 def mean_gain(records: Sequence[TrialRecord], pairs: Sequence[PairSpec]) -> float | None:

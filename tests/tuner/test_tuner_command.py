@@ -204,6 +204,23 @@ def test_run_trials_needs_no_database(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.duckdb"))
 
 
+def test_axes_are_files_and_studies_of_their_own(tmp_path: Path) -> None:
+    plan = tmp_path / "p.toml"
+    text = SMALL_PLAN.replace("tiers = [32, 64]", "tiers = [32]\nmodes = ['off']\nrings = [32]")
+    text = text.replace("rings = [32, 64, 128]\n", "").replace("fresh = [1, 2]", "fresh = []")
+    plan.write_text(text + "[axes]\ncontext = ['own', 256]\n")
+    words = ["run-trials", str(plan), "--jsonl", str(tmp_path / "t.jsonl"), "--model", str(TINY)]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.stderr
+    assert "plan small is 2 studies: small.context-own, small.context-256" in result.stderr
+    files = sorted(tmp_path.glob("*.jsonl"))
+    assert [one.name for one in files] == ["small.context-256-t.jsonl", "small.context-own-t.jsonl"]
+    for one in files:
+        code, output, errors = tune("import", one, folder=tmp_path)
+        assert code == 0, errors
+        assert "2/2 pairs" in output
+
+
 def test_a_killed_driver_loses_nothing_and_resume_repeats_nothing(
     swept: Swept, tmp_path: Path
 ) -> None:

@@ -200,3 +200,15 @@ def test_a_repaired_study_goes_on(study: StudyRecord, database: Path) -> None:
         assert [p.pair_id for p in missing] == [all_pairs(study)[0].pair_id]
         store.add_trials([replace(one, tok_s=7.0) for one in make_records(missing[0])])
     assert not bad(examine(database, hashes))
+
+
+def test_a_damaged_workload_is_said_and_left(database: Path) -> None:
+    change(
+        database,
+        "INSERT INTO acceptance VALUES (1, 'strata.acceptance/1', 'mine', 'm', '1', 'cpu', '{}', "
+        "'a', 1, 1, 1, [1], [1], 'now'), (2, 'x', 'other', 'm', '1', 'cpu', '{}', 'a', 1, 1, 1, "
+        "[1], [1], 'now')",
+    )
+    found = examine(database, hashes)
+    assert [(one.state, one.place) for one in found.of("wrong", "lost")] == [("lost", "acceptance")]
+    assert repair(database) is None

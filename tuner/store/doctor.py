@@ -147,6 +147,10 @@ def _examine(store: DuckStore, version: int, passages_hash: PassagesHash) -> Exa
             continue
         found.studies.append(study)
         found.findings += _of_study(study, mine, passages_hash)
+    try:
+        store.workloads()
+    except StoreError as error:
+        found.findings.append(Finding(state="lost", place="acceptance", message=str(error)))
     for key, orphans in by_study.items():
         found.findings.append(
             _taken(key, orphans, f"{len(orphans)} trials of no study that is here")
