@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from strata.lm.layers import rms_norm
+
 DEVICES = [
     pytest.param(
         "cpu",
@@ -15,6 +17,23 @@ DEVICES = [
     pytest.param("cuda", marks=pytest.mark.gpu),
 ]
 """Interpreted on the CPU where there is no device, else native."""
+
+
+def check_norm(
+    normed: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, eps: float = 1e-6
+) -> None:
+    """Assert that `normed` is the norm of the `residual` that was stored, in its rounded values.
+
+    The norm of a sum that was not rounded yet would differ in every second bfloat16; a sum in
+    another order changes few.
+    """
+    exact = rms_norm(residual.double(), gain.double(), eps)
+    assert rms_ratio(normed, exact) < 1e-2
+    if normed.dtype == torch.bfloat16:
+        expected = exact.to(normed.dtype)
+        if not torch.cuda.is_available():  # the interpreter cuts short where a device rounds
+            expected = (exact.float().view(torch.int32) & -0x10000).view(torch.float32)
+        assert (normed == expected).double().mean() > 0.97
 
 
 def rms_ratio(got: torch.Tensor, expected: torch.Tensor) -> float:

@@ -11,7 +11,7 @@ import torch
 
 from strata.kernels.embed import ref
 from strata.lm.linear import Linear
-from tests.kernels.devices import DEVICES, rms_ratio
+from tests.kernels.devices import DEVICES, check_norm, rms_ratio
 
 triton_embed = pytest.importorskip("strata.kernels.embed.triton")
 
@@ -126,6 +126,7 @@ def test_joined_rows_agree(
     )
     assert rms_ratio(residual, expected) < tolerance
     assert rms_ratio(normed, expected_normed) < tolerance
+    check_norm(normed, residual, case.gains[2])
 
 
 @pytest.mark.parametrize("device", DEVICES)

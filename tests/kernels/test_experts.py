@@ -14,7 +14,7 @@ from strata.kernels.experts import (
     slot_product,
 )
 from strata.lm.layers import rms_norm
-from tests.kernels.devices import DEVICES, rms_ratio
+from tests.kernels.devices import DEVICES, check_norm, rms_ratio
 
 triton_experts = pytest.importorskip("strata.kernels.experts.triton")
 
@@ -204,10 +204,11 @@ def settle(
         outs.append((residual, got))
     assert counter.tolist() == [0] * len(before)
     added = before.cpu().double() + layer.expected()[rows]
-    normed = rms_norm(outs[0][0].cpu().double(), gain.cpu().double(), 1e-6)
+    residual, normed = (t.cpu() for t in outs[0])
     tolerance = dict(DTYPES)[before.dtype]
-    assert rms_ratio(outs[0][0].cpu(), added) < tolerance
-    assert rms_ratio(outs[0][1].cpu(), normed) < tolerance
+    assert rms_ratio(residual, added) < tolerance
+    assert rms_ratio(normed, rms_norm(added, gain.cpu().double(), 1e-6)) < tolerance
+    check_norm(normed, residual, gain.cpu())
     return [(residual.cpu(), normed.cpu()) for residual, normed in outs]
 
 

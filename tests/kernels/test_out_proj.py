@@ -16,7 +16,7 @@ from strata.kernels.out_proj import Router, chunk_count, ref
 from strata.kernels.paged_attention import Splits, split_shape
 from strata.kernels.paged_attention import ref as attention
 from strata.lm.linear import Linear
-from tests.kernels.devices import DEVICES, rms_ratio
+from tests.kernels.devices import DEVICES, check_norm, rms_ratio
 
 triton_out = pytest.importorskip("strata.kernels.out_proj.triton")
 triton_attention = pytest.importorskip("strata.kernels.paged_attention.triton")
@@ -203,6 +203,7 @@ def test_sum_norm_and_choice_agree(device: str, dtype: torch.dtype, name: str) -
     assert rms_ratio(got.residual[:rows], expected.residual[:rows]) < TOLERANCE[dtype]
     assert rms_ratio(got.normed, expected.normed) < TOLERANCE[dtype]
     assert torch.equal(got.residual[rows:], before[rows:])
+    check_norm(got.normed, got.residual[:rows], case.weights[1])
     if case.experts:
         check_choice(case, got)
 
