@@ -34,6 +34,8 @@ class Demand:
     page_cells: int
     selection: Selection
     drafting: bool
+    rows: int
+    """Rows of a round at most."""
     window_cells: int | None
     """W as given: None follows the ring, 0 is everything."""
     victims: Victims
@@ -85,6 +87,7 @@ class Demand:
         return round_buffers(
             self.model.config,
             self.geometry(pool_cells),
+            rows=self.rows,
             victims=self.victims,
             window_cells=self.window(pool_cells) if self.drafting else None,
             expert_slots=expert_slots,

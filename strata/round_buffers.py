@@ -11,7 +11,7 @@ from dataclasses import fields
 
 import torch
 
-from strata.config import MAX_ROWS, Victims
+from strata.config import Victims
 from strata.kernels.accept.board import BOARD_SHAPE
 from strata.kernels.experts import part_count
 from strata.kernels.head import block_count
@@ -32,21 +32,22 @@ def round_buffers(
     config: LMConfig,
     geometry: KvGeometry,
     *,
+    rows: int,
     victims: Victims,
     window_cells: int | None,
     expert_slots: int | None,
 ) -> dict[str, Spec]:
-    """Return the shape and type of every tensor that rounds of at most MAX_ROWS rows need.
+    """Return the shape and type of every tensor that rounds of at most `rows` rows need.
 
     `window_cells` is the drafter's window, None without one; `expert_slots` None is where every
     expert is on the device. All begin as zeros.
     """
-    c, g, rows, kind = config, geometry, MAX_ROWS, geometry.dtype
+    c, g, kind = config, geometry, geometry.dtype
     cells = (rows, 2, c.kv_heads, c.head_dim)
     splits = split_shape(rows, c.heads, c.head_dim, g.select_pages or g.pages, g.page_cells)
     specs: dict[str, Spec] = {
         "board": (BOARD_SHAPE, torch.int64),
-        **_rows("main", c, experts=c.experts_per_token, width=c.expert_width, dtype=kind),
+        **_rows("main", c, rows, experts=c.experts_per_token, width=c.expert_width, dtype=kind),
         "main.cells": ((c.layers, *cells), kind),
         "main.ids": ((rows, c.experts_per_token), torch.int32),
         "main.weights": ((rows, c.experts_per_token), kind),
@@ -70,7 +71,7 @@ def round_buffers(
     if window_cells is not None:
         window = window_shape(c.heads, c.head_dim, window_cells)
         specs |= {
-            **_rows("draft", c, experts=1, width=c.mtp_dense_width, dtype=kind),
+            **_rows("draft", c, rows, experts=1, width=c.mtp_dense_width, dtype=kind),
             "draft.cells": (cells, kind),
             "draft.sums": (window, torch.float32),
             "draft.stats": ((2, *window[:2]), torch.float32),
@@ -111,10 +112,10 @@ def admitted(buffers: Buffers, part: str) -> Admitted:
 
 
 def _rows(
-    part: str, c: LMConfig, *, experts: int, width: int, dtype: torch.dtype
+    part: str, c: LMConfig, rows: int, *, experts: int, width: int, dtype: torch.dtype
 ) -> dict[str, Spec]:
     """Return what rows hand on, where `experts` experts of `width` inner values serve each."""
-    rows, f32 = MAX_ROWS, torch.float32
+    f32 = torch.float32
     return {
         f"{part}.residual": ((rows, c.hidden), dtype),
         f"{part}.normed": ((rows, c.hidden), dtype),

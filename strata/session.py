@@ -18,6 +18,7 @@ from strata.captured import CapturedEngine, capture_obstacle
 from strata.config import (
     DEFAULT_RING_CELLS,
     MAX_DRAFTS,
+    MAX_ROWS,
     SamplingParams,
     SessionConfig,
 )
@@ -288,6 +289,7 @@ def _demand(
         page_cells=page,
         selection=config.kv.selection,
         drafting=bool(drafts),
+        rows=MAX_ROWS if drafts == "auto" else 1 + int(drafts),
         window_cells=config.spec.window_cells,
         victims=config.kv.victims,
         budget_bytes=config.vram_budget_bytes,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 
 from strata.captured.layers import Rows
-from strata.config import MAX_ROWS
 from strata.draft.mtp import MtpDrafter
 from strata.kernels.embed import join_rows
 from strata.kernels.experts import Settled, slot_product
@@ -112,7 +111,7 @@ class DraftLayer:
 
     def _attend(self, position: torch.Tensor, row: torch.Tensor | None) -> Splits:
         c, ring = self._model.config, self._drafter.ring
-        q = self._rows.q.view(MAX_ROWS, c.kv_heads, c.group, c.head_dim)
+        q = self._rows.q.view(-1, c.kv_heads, c.group, c.head_dim)
         return attend_window(
             q, ring.cells, position, ring.window, (self._sums, self._stats), row=row
         )

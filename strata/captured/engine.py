@@ -21,6 +21,7 @@ from strata.captured.layers import DecodeLayers
 from strata.captured.pages import DensePages, Pages, SelectedPages
 from strata.captured.phase import Phase
 from strata.captured.tokens import TokenDraw
+from strata.config import MAX_ROWS
 from strata.draft.base import Drafter
 from strata.draft.mtp import MtpDrafter
 from strata.engine import Engine, Round
@@ -56,6 +57,7 @@ class CapturedEngine(Engine):
             specs = round_buffers(
                 model.config,
                 kv.geometry,
+                rows=MAX_ROWS,
                 victims=kv.victims,
                 window_cells=drafter.ring.window if isinstance(drafter, MtpDrafter) else None,
                 expert_slots=experts.slots if isinstance(experts, PooledExperts) else None,

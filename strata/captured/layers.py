@@ -64,6 +64,7 @@ class DecodeLayers:
     def run(self, board: Board, rows: int, *, every_page: bool) -> torch.Tensor:
         """Return the hidden states [R, H] of the window's rows after the final norm."""
         model, c, w = self._model, self._model.config, self._model.weights
+        assert rows <= len(self._cells[0]), f"a round of {rows} rows in a session of fewer"
         r, eps = self._rows.first(rows), c.norm_eps
         ids, weights = self._ids[:rows], self._weights[:rows]
         gains = [*(layer.norm for layer in w.layers[1:]), w.norm]

@@ -89,6 +89,7 @@ class Ledger:
             page_cells=ask.page_cells,
             selection=Selection.parse(ask.select),
             drafting=ask.drafts > 0,
+            rows=1 + ask.drafts,
             window_cells=ask.window_cells,
             victims=KvConfig().victims,
             budget_bytes=ask.budget_bytes,

@@ -130,6 +130,7 @@ def test_rounds_run_in_the_buffers_of_the_table(
     specs = round_buffers(
         tiny.config,
         kv.geometry,
+        rows=3,
         victims=victims,
         window_cells=session.mtp_window_cells if drafting else None,
         expert_slots=experts.slots,
