@@ -89,8 +89,9 @@ def _facts(nvml: Any, handle: Any) -> Iterator[tuple[str, Any]]:
         "other_gpu_processes": lambda: _num_others(nvml, handle),
     }
     for name, ask in questions.items():
-        # An older binding lacks the function, an older card or a container refuses the answer.
-        with suppress(nvml.NVMLError, AttributeError):
+        # An older binding lacks the function, an older card or a container refuses the answer, and
+        # a name need not be UTF-8: no measurement fails for that.
+        with suppress(nvml.NVMLError, AttributeError, UnicodeDecodeError):
             yield name, ask()
 
 
