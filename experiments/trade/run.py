@@ -26,7 +26,9 @@ from strata.parked import Parked
 from strata.passages import load_passage
 from strata.session import create_session
 
-REPEATS = 3
+REPEATS = 5
+SHARED_CELLS = 132_096
+"""Max context of a served conversation, whatever its prompt; `own` is what a run needs."""
 RINGS = (2_304, 4_096, 6_144, 8_192, 12_288, 16_384, 24_576)
 
 
@@ -47,6 +49,7 @@ def measure(model: LanguageModel, parked: Parked, knobs: dict[str, Any]) -> dict
         kv=KvConfig(resident_cells=knobs["ring"], selection=Selection.parse(str(knobs["select"]))),
         spec=SpecConfig(drafts=knobs["drafts"], window_cells=knobs["window"]),
         vram_budget_bytes=knobs["budget_mib"] << 20,
+        max_context_cells=SHARED_CELLS if knobs["context"] == "shared" else None,
     )
     new = knobs["new"]
     session = create_session(
@@ -102,6 +105,7 @@ def main() -> None:
     parser.add_argument("--rings", type=int, nargs="+", default=list(RINGS))
     parser.add_argument("--drafts", type=int, nargs="+", default=[0, 3])
     parser.add_argument("--select", default="2048")
+    parser.add_argument("--context", choices=["own", "shared"], default="own")
     parser.add_argument("--window", type=int, default=4_096)
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="passages a depth")
@@ -114,7 +118,13 @@ def main() -> None:
         for seed, depth in ((s, d) for s in args.seeds for d in args.depths):
             ids = load_passage(f"{depth}:{seed}", model.tokenizer)
             parked = park_prompt(model, ids, args.new, drafting=any(args.drafts))
-            fixed = {"depth": depth, "seed": seed, "select": args.select, "window": args.window}
+            fixed = {
+                "depth": depth,
+                "seed": seed,
+                "select": args.select,
+                "window": args.window,
+                "context": args.context,
+            }
             for chosen in configurations(args, seed):
                 if time.monotonic() - start > args.seconds:
                     print("out of time")

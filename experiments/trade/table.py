@@ -25,15 +25,21 @@ def cell(row: dict[str, Any], best: float) -> str:
 def main() -> None:
     rows = [json.loads(line) for line in Path(sys.argv[1]).read_text("utf-8").splitlines()]
     rings = sorted({row["ring"] for row in rows})
-    groups: dict[tuple[int, int, int], dict[int, dict[str, Any]]] = defaultdict(dict)
+    groups: dict[tuple[Any, ...], dict[int, dict[str, Any]]] = defaultdict(dict)
     for row in rows:
-        groups[row["budget_mib"], row["depth"], row["drafts"]][row["ring"]] = row
-    print("| budget | depth | drafts | " + " | ".join(f"{ring:,}" for ring in rings) + " |")
-    print("| --- " * (3 + len(rings)) + "|")
-    for (budget, depth, drafts), by_ring in groups.items():
+        setting = (row.get("context", "own"), row["select"], row["budget_mib"])
+        groups[(*setting, row["depth"], row["drafts"], row.get("seed", 1))][row["ring"]] = row
+    names = "| context | selection | budget | depth | drafts | passage | "
+    print(names + " | ".join(f"{ring:,}" for ring in rings) + " |")
+    print("| --- " * (6 + len(rings)) + "|")
+    for (context, select, budget, depth, drafts, seed), by_ring in sorted(groups.items(), key=str):
         rates = [row["rounds_s"]["median"] for row in by_ring.values() if "error" not in row]
-        cells = [cell(by_ring[ring], max(rates)) if ring in by_ring else "-" for ring in rings]
-        print(f"| {budget} MiB | {depth:,} | {drafts} | " + " | ".join(cells) + " |")
+        cells = [
+            cell(by_ring[ring], max(rates, default=0.0)) if ring in by_ring else "-"
+            for ring in rings
+        ]
+        setting = f"| {context} | {select} | {budget} MiB | {depth:,} | {drafts} | {seed} | "
+        print(setting + " | ".join(cells) + " |")
     measured = [row for row in rows if "error" not in row]
     same = sum(row["same_tokens"] for row in measured)
     print(f"\nSame tokens as the first ring of the mode: {same} of {len(measured)} runs.")
