@@ -22,7 +22,7 @@ import torch
 
 from strata.parked import Parked
 
-PLACES = 32
+PLACES = 128
 SHARE = 8
 """The shelf takes at most one part in so many of the machine's memory."""
 HEAD_BYTES = 4_096
