@@ -79,7 +79,7 @@ def held() -> dict[str, Any]:
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    torch.accelerator.empty_host_cache()
+    torch._C._host_emptyCache()
     free, total = torch.cuda.mem_get_info()
     host = torch.cuda.host_memory_stats()
     return {

