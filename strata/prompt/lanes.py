@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import torch
 
 Mark = torch.cuda.Event | None
@@ -11,8 +13,13 @@ Mark = torch.cuda.Event | None
 class Lane:
     """Copies that follow each other; nothing waits for the host."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    def __init__(self, device: torch.device, *, marks: int) -> None:
+        """Take turns with `marks` marks: after as many copies one stands for a later copy."""
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            events = [torch.cuda.Event() for _ in range(marks)]  # type: ignore[no-untyped-call]
+            self._marks = cycle(events)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, *after: Mark) -> Mark:
         """Copy `source` to `target` once all of `after` are reached; return the copy's mark."""
@@ -24,7 +31,8 @@ class Lane:
                 self._stream.wait_event(mark)
         with torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
-        reached: Mark = self._stream.record_event()
+        reached = next(self._marks)
+        reached.record(self._stream)
         return reached
 
 

@@ -8,6 +8,7 @@ the same way, a layer at a time.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -59,7 +60,11 @@ class PromptRunner:
         self._plan = plan
         self._room = arena.lend("prompt workspace", plan.size_bytes, plan.places())
         self._compute = Compute(model.device)
-        self._store, self._load, self._fetch = (Lane(model.device) for _ in range(3))
+        layers = kv.geometry.layers
+        # A mark is waited for until its layer comes round again; two segments are on their way.
+        self._store = Lane(model.device, marks=4 * layers)
+        self._load = Lane(model.device, marks=4)
+        self._fetch = Lane(model.device, marks=4)
         g = kv.geometry
         page = (g.layers, -1, g.planes, g.page_cells, g.head_dim)
         self._pools = kv.transfer.pool.view(page).unbind(0)
@@ -94,7 +99,8 @@ class PromptRunner:
         for start in range(0, len(ids), rows):
             end = min(start + rows, len(ids))
             # One token more, because a drafter's cell is of the next token.
-            known = torch.tensor(ids[start : end + 1])
+            # An array is made ten times as fast as a tensor, and the device waits for the first.
+            known = torch.frombuffer(array("q", ids[start : end + 1]), dtype=torch.int64)
             tokens = self._room["tokens"][: len(known)]
             tokens.copy_(self._known[start : start + len(known)].copy_(known), non_blocking=True)
             write_turns(model.rotary.inverse, start, self._room["turns"])

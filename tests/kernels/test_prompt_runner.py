@@ -70,22 +70,27 @@ def test_the_torch_engine_agrees(model: LanguageModel) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("ring", [0, 1024])
-def test_the_bundled_model_agrees_with_itself_in_float32(bundled: LanguageModel, ring: int) -> None:
+def test_the_bundled_model_errs_no_more_than_plain_products_do(
+    bundled: LanguageModel, ring: int
+) -> None:
     cells = 10_000  # more than a chunk
     ids = prompt_of(bundled, cells)
+    gpu = load_model(bundled_model_path(), "cuda")
+    config = SessionConfig(kv=KvConfig(resident_cells=ring), spec=SpecConfig(drafts=1))
     parked = []
-    for model in (bundled, load_model(bundled_model_path(), "cuda")):
-        config = SessionConfig(kv=KvConfig(resident_cells=ring), spec=SpecConfig(drafts=1))
+    for model, kernels in ((bundled, False), (gpu, False), (gpu, True)):
         session = create_session(model, config, prompt_cells=cells, max_new=8, environ={})
+        if not kernels:
+            session.engine.prompt = None
         session.prefill(ids)
         parked.append(session.park())
-    expected, got = parked
-    assert expected.drafter_cells is not None
-    assert got.drafter_cells is not None
-    for layer in range(len(expected.cells)):
-        assert rms_ratio(got.cells[layer], expected.cells[layer]) < 3e-2
-    assert rms_ratio(got.hidden, expected.hidden) < 3e-2
-    assert rms_ratio(got.drafter_cells[1:], expected.drafter_cells[1:]) < 3e-2
+    expected, plain, got = (
+        [*one.cells, one.hidden, one.queries, one.drafter_cells[1:]]  # type: ignore[index]
+        for one in parked
+    )
+    for exact, theirs, ours in zip(expected, plain, got, strict=True):
+        # Twice, because the last row alone is one draw of its rounding errors.
+        assert rms_ratio(ours, exact) < 2 * rms_ratio(theirs, exact) + 2e-3
 
 
 def test_ring_page_and_budget_leave_no_trace_and_a_parked_prompt_seeds_the_same(
@@ -144,7 +149,7 @@ def assert_same_ring(one: Session, other: Session) -> None:
     assert (a.bounds is None) == (b.bounds is None)
     if a.bounds is not None and b.bounds is not None:
         assert torch.equal(a.bounds, b.bounds)
-    one.engine.check_integrity()
+    a.residency.check_integrity()
 
 
 def test_a_prompt_borrows_the_room_of_ring_and_slots_and_books_what_exceeds_it(
