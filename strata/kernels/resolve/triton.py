@@ -110,21 +110,23 @@ def _resolve(
 
     # Look up: hits are stamped and read now, misses listed, each page once. Of equal pages the
     # one whose number stuck in `seen` speaks for all; which one that is makes no difference.
+    early = tl.arange(0, BLOCK)
+    page = tl.load(pages_ptr + early, mask=early < num_asked, other=-1).to(tl.int32)
+    slot = tl.load(table_ptr + page + base, mask=page >= 0, other=-1)
     if not DISTINCT:
-        for start in range(0, num_asked, BLOCK):
+        tl.store(seen_ptr + page + base, early, mask=page >= 0)
+        for start in range(BLOCK, num_asked, BLOCK):
             i = start + tl.arange(0, BLOCK)
-            page = tl.load(pages_ptr + i, mask=i < num_asked, other=-1).to(tl.int32)
-            tl.store(seen_ptr + page + base, i, mask=page >= 0)
+            later = tl.load(pages_ptr + i, mask=i < num_asked, other=-1).to(tl.int32)
+            tl.store(seen_ptr + later + base, i, mask=later >= 0)
         tl.debug_barrier()
     listed_ptr = out_pages_ptr if DISTINCT else spare_ptr
     lookups = filled * 0
     missed = filled * 0
     for start in range(0, num_asked, BLOCK):
         i = start + tl.arange(0, BLOCK)
-        page = tl.load(pages_ptr + i, mask=i < num_asked, other=-1).to(tl.int32)
         asked = page >= 0
         page += base
-        slot = tl.load(table_ptr + page, mask=asked, other=-1)
         if not DISTINCT:
             asked = asked & (tl.load(seen_ptr + page, mask=asked, other=-1) == i)
         hit = asked & (slot >= 0)
@@ -140,6 +142,9 @@ def _resolve(
         both = tl.sum(asked.to(tl.int32) + miss.to(tl.int32) * 65536, 0)  # a block has fewer
         lookups += both & 65535
         missed += both >> 16
+        if start + BLOCK < num_asked:
+            page = tl.load(pages_ptr + i + BLOCK, mask=i + BLOCK < num_asked, other=-1).to(tl.int32)
+            slot = tl.load(table_ptr + page + base, mask=page >= 0, other=-1)
 
     # Slots: free ones first, then victims.
     free = tl.minimum(slots - filled, missed)
@@ -189,17 +194,17 @@ def _resolve(
         for start in range(0, free + found, BLOCK_MISSES):
             i = start + tl.arange(0, BLOCK_MISSES)
             mask = i < free + found
-            page = tl.load(out_pages_ptr + i, mask=mask, other=0)
-            slot = tl.load(out_slots_ptr + i, mask=mask, other=0)
+            incoming = tl.load(out_pages_ptr + i, mask=mask, other=0)
+            place = tl.load(out_slots_ptr + i, mask=mask, other=0)
             evicted = tl.load(evicted_ptr + i, mask=mask & (i >= free), other=-1)
             tl.store(table_ptr + evicted, tl.full((BLOCK_MISSES,), -1, tl.int32), mask=evicted >= 0)
-            tl.store(table_ptr + page, slot, mask=mask)
-            tl.store(owner_ptr + slot, page, mask=mask)
+            tl.store(table_ptr + incoming, place, mask=mask)
+            tl.store(owner_ptr + place, incoming, mask=mask)
             if CLOCK:
-                tl.store(memory_ptr + slot, tl.full((BLOCK_MISSES,), 1, tl.uint8), mask=mask)
+                tl.store(memory_ptr + place, tl.full((BLOCK_MISSES,), 1, tl.uint8), mask=mask)
             else:
-                weight = tl.load(memory_ptr + slot, mask=i < free, other=float("-inf"))
-                tl.store(memory_ptr + slot, _add_read(weight, now), mask=mask)
+                weight = tl.load(memory_ptr + place, mask=i < free, other=float("-inf"))
+                tl.store(memory_ptr + place, _add_read(weight, now), mask=mask)
     admitted = free + found
     tl.store(scalars_ptr, filled + free)
     tl.store(scalars_ptr + 1, time)
