@@ -193,53 +193,6 @@ def test_experts_are_numbered_over_layers_and_padding_is_nobody(
         oracle.check(state)
 
 
-@pytest.mark.parametrize("where", DEVICES)
-@pytest.mark.parametrize("victims", ["clock", "lrfu"])
-def test_a_newborn_page_gets_a_slot_in_every_layer_uncounted(where: str, victims: Victims) -> None:
-    device = torch.device(where)
-    oracles = [Oracle(30, 6, victims) for _ in range(3)]
-    state = ResolveState.empty(3, 30, 6, victims, device)
-    plain = ResolveState.empty(3, 30, 6, victims, CPU)
-    torch.manual_seed(2)
-    for page in range(8, 20):
-        for layer, oracle in enumerate(oracles):
-            asked = torch.randint(0, page, (4,)).unique()
-            expected = oracle.resolve(asked, page - 1)
-            out = poisoned(1, 4, device)
-            keep = torch.tensor([page - 1], device=device)
-            triton_resolve.resolve(
-                state, asked.to(device), out, layer=layer, keep_from=keep, distinct=True
-            )
-            check_admitted(out, expected, asked)
-            resolve(plain, asked, poisoned(1, 4, CPU), layer=layer, keep_from=keep.cpu())
-            oracle.residency.admit_new(0, page, first_tail=page - 1, replace=True)
-        out = poisoned(3, 1, device)
-        triton_resolve.resolve(
-            state,
-            torch.tensor([page], device=device),
-            out,
-            layer=None,
-            keep_from=torch.tensor([page - 1], device=device),
-            distinct=True,
-            count=False,
-        )
-        born = poisoned(3, 1, CPU)
-        resolve(
-            plain,
-            torch.tensor([page]),
-            born,
-            layer=None,
-            keep_from=torch.tensor([page - 1]),
-            count=False,
-        )
-        assert torch.equal(born.slots, out.slots.cpu())
-        for layer, oracle in enumerate(oracles):
-            oracle.check(state, layer)
-            oracle.check(plain, layer)
-            slot = int(oracle.residency.table[0, page])
-            assert out.slots[layer, 0] == slot
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("victims", ["clock", "lrfu"])
 @pytest.mark.parametrize(("pages", "slots", "wide"), [(8_256, 2_048, 128), (8_256, 8_192, 1_032)])

@@ -25,19 +25,17 @@ def resolve(
     pages: torch.Tensor,
     out: Admitted,
     *,
-    layer: int | None,
+    layer: int,
     keep_from: torch.Tensor | None = None,
     base: int = 0,
     distinct: bool = False,
-    count: bool = True,
 ) -> None:
-    """Resolve `pages` [...] of `layer` or, where it is None, of every layer, plus `base` each.
+    """Resolve `pages` [...] of `layer`, plus `base` each.
 
     Changes `state` and writes `out`. `pages` may repeat and need no order, unless the caller says
     that they are `distinct` and ascending, which saves the search for repeats. `keep_from` [1] is
-    read on the device. Without `count` the counters stand still: a page that is just born needs
-    a slot but crosses no bus. On a GPU nothing is read back by the host, except for LRFU over
-    more than 16,384 slots, which takes the reference.
+    read on the device. On a GPU nothing is read back by the host, except for LRFU over more than
+    16,384 slots, which takes the reference.
     """
     fits = state.victims == "clock" or state.owner.shape[1] <= MAX_LRFU_SLOTS
     if device.has_kernels(state.table) and fits:
@@ -51,7 +49,6 @@ def resolve(
             keep_from=keep_from,
             base=base,
             distinct=distinct,
-            count=count,
         )
         return
-    ref.resolve(state, pages, out, layer=layer, keep_from=keep_from, base=base, count=count)
+    ref.resolve(state, pages, out, layer=layer, keep_from=keep_from, base=base)

@@ -68,29 +68,17 @@ def resolve(
     pages: torch.Tensor,
     out: Admitted,
     *,
-    layer: int | None,
+    layer: int,
     keep_from: torch.Tensor | None = None,
     base: int = 0,
     count: bool = True,
 ) -> None:
-    """Make `pages` resident as far as slots reach; see the package for the contract."""
+    """Make `pages` resident as far as slots reach; see the package for the contract.
+
+    Without `count` the counters stand still: a newborn page needs a slot but crosses no bus.
+    """
     limit = state.table.shape[1] if keep_from is None else int(keep_from)
     asked = torch.unique(pages[pages >= 0].long()) + base
-    for row, each in enumerate(range(len(state.table)) if layer is None else [layer]):
-        _resolve_layer(state, asked, out, layer=each, row=row, limit=limit, count=count)
-
-
-def _resolve_layer(
-    state: ResolveState,
-    asked: torch.Tensor,
-    out: Admitted,
-    *,
-    layer: int,
-    row: int,
-    limit: int,
-    count: bool,
-) -> None:
-    """Resolve the distinct pages `asked` [N] and write row `row` of `out`."""
     table, owner, scalars = state.table[layer], state.owner[layer], state.scalars[layer]
     slots = table[asked].long()
     hit = slots >= 0
@@ -113,9 +101,9 @@ def _resolve_layer(
         overflows = len(missed) - len(taken)
         counts = [len(asked), len(asked) - len(missed), len(missed), overflows]
         state.counters[layer] += torch.tensor(counts, device=owner.device)
-    out.pages[row, : len(missed)] = missed.to(out.pages.dtype)
-    out.slots[row, : len(taken)] = taken.to(out.slots.dtype)
-    out.count[row] = torch.tensor([len(taken), len(missed)], device=owner.device)
+    out.pages[0, : len(missed)] = missed.to(out.pages.dtype)
+    out.slots[0, : len(taken)] = taken.to(out.slots.dtype)
+    out.count[0] = torch.tensor([len(taken), len(missed)], device=owner.device)
 
 
 def _choose(state: ResolveState, layer: int, evictable: torch.Tensor, count: int) -> torch.Tensor:

@@ -75,7 +75,7 @@ class ResolveState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """What a resolve of N layers let in, for the gather; N is 1 for a resolve of one layer.
+    """What a resolve let in, for the gather; N is 1, as there is one layer.
 
     The first `count[:, 0]` entries are pages and their new slots. `pages` goes on to `count[:, 1]`
     with the misses that found no slot and are read in place; what follows is undefined.

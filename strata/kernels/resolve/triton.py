@@ -1,8 +1,7 @@
 """Residency of a layer as one program: look up, rank the misses, choose victims, re-point.
 
 Phases of a program hand lists to each other through global memory; a barrier stands between a
-phase that writes and one that reads. Programs of one launch work on different layers and share
-nothing.
+phase that writes and one that reads.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def _sort(from_ptr, to_ptr, count, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
         tl.store(to_ptr + place, mine, mask=i < count)
 
 
-@triton.jit(do_not_specialize=["first_layer", "num_asked", "room", "base", "pages", "slots"])
+@triton.jit(do_not_specialize=["layer", "num_asked", "room", "base", "pages", "slots"])
 def _resolve(
     pages_ptr,
     table_ptr,
@@ -61,7 +60,7 @@ def _resolve(
     out_slots_ptr,
     out_count_ptr,
     keep_ptr,
-    first_layer,
+    layer,
     num_asked,
     room,
     base,
@@ -69,7 +68,6 @@ def _resolve(
     slots,
     CLOCK: tl.constexpr,
     DISTINCT: tl.constexpr,
-    COUNT: tl.constexpr,
     KEEP: tl.constexpr,
     DECAY: tl.constexpr,
     NUM_SCALARS: tl.constexpr,
@@ -80,14 +78,9 @@ def _resolve(
     BLOCK_MISSES: tl.constexpr,
     BLOCK_SLOTS: tl.constexpr,
 ):
-    program = tl.program_id(0).to(tl.int64)
-    layer = program + first_layer
-    out_pages_ptr += program * room
-    out_slots_ptr += program * room
-    out_count_ptr += program * 2
+    layer = layer.to(tl.int64)
     table_ptr += layer * pages
     seen_ptr += layer * pages
-    spare_ptr += program * room * 2
     evicted_ptr = spare_ptr + room
     owner_ptr += layer * slots
     memory_ptr += layer * slots
@@ -211,11 +204,10 @@ def _resolve(
     tl.store(scalars_ptr + 2, epoch)
     tl.store(out_count_ptr, admitted)
     tl.store(out_count_ptr + 1, missed)
-    if COUNT:
-        tl.store(counters_ptr, old_lookups + lookups)
-        tl.store(counters_ptr + 1, old_hits + lookups - missed)
-        tl.store(counters_ptr + 2, old_misses + missed)
-        tl.store(counters_ptr + 3, old_overflows + missed - admitted)
+    tl.store(counters_ptr, old_lookups + lookups)
+    tl.store(counters_ptr + 1, old_hits + lookups - missed)
+    tl.store(counters_ptr + 2, old_misses + missed)
+    tl.store(counters_ptr + 3, old_overflows + missed - admitted)
 
 
 def resolve(
@@ -223,24 +215,22 @@ def resolve(
     pages: torch.Tensor,
     out: Admitted,
     *,
-    layer: int | None,
+    layer: int,
     keep_from: torch.Tensor | None = None,
     base: int = 0,
     distinct: bool = False,
-    count: bool = True,
     block: int = BLOCK,
     block_sweep: int = BLOCK_SWEEP,
 ) -> None:
-    """Resolve `pages` of one layer, or of every layer in one launch; see the package."""
-    layers, num_pages = state.table.shape
+    """Resolve `pages` in one program; see the package."""
+    num_pages = state.table.shape[1]
     slots = state.owner.shape[1]
     clock = state.victims == "clock"
     assert clock or slots <= MAX_LRFU_SLOTS
     assert clock or block == BLOCK or slots <= 4096
     assert pages.is_contiguous()
-    programs = 1 if layer is not None else layers
     asked = pages.numel()
-    assert out.pages.shape[0] == programs
+    assert out.pages.shape[0] == 1
     assert out.pages.shape[1] >= min(asked, num_pages)
     block = min(block, max(triton.next_power_of_2(asked), 128))
     block_sweep = min(block, block_sweep)
@@ -250,7 +240,7 @@ def resolve(
     warps = max(1, min(threads // 32, 8))
     block_slots = max(triton.next_power_of_2(slots), 64)
     with on_device_of(state.table):
-        _resolve[(programs,)](
+        _resolve[(1,)](
             pages,
             state.table,
             state.owner,
@@ -264,7 +254,7 @@ def resolve(
             out.slots,
             out.count,
             state.scalars if keep_from is None else keep_from,
-            layer or 0,
+            layer,
             asked,
             out.pages.shape[1],
             base,
@@ -272,7 +262,6 @@ def resolve(
             slots,
             CLOCK=clock,
             DISTINCT=distinct,
-            COUNT=count,
             KEEP=keep_from is not None,
             DECAY=LRFU_DECAY,
             NUM_SCALARS=SCALARS,

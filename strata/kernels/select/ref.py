@@ -9,23 +9,16 @@ from __future__ import annotations
 import torch
 
 
-def update_bounds(
-    bounds: torch.Tensor, pages: torch.Tensor, keys: torch.Tensor, kept: torch.Tensor | None = None
-) -> None:
+def update_bounds(bounds: torch.Tensor, pages: torch.Tensor, keys: torch.Tensor) -> None:
     """Widen `bounds` [..., K, P, 2D] in place by committed `keys` [..., n, K, D] of `pages` [n].
 
-    With `kept` [n] (bool) the other keys leave no trace. A page's bounds must have been reset to
-    (-inf, +inf) when the page was born.
+    A page's bounds must have been reset to (-inf, +inf) when the page was born.
     """
     dim = keys.shape[-1]
     keys = keys.transpose(-3, -2).float()
     at = pages[:, None].expand_as(keys)
-    low = high = keys
-    if kept is not None:
-        high = keys.masked_fill(~kept[:, None], -torch.inf)
-        low = keys.masked_fill(~kept[:, None], torch.inf)
-    bounds[..., :dim].scatter_reduce_(-2, at, high, "amax")
-    bounds[..., dim:].scatter_reduce_(-2, at, low, "amin")
+    bounds[..., :dim].scatter_reduce_(-2, at, keys, "amax")
+    bounds[..., dim:].scatter_reduce_(-2, at, keys, "amin")
 
 
 def widen_bounds(
