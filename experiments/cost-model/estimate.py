@@ -26,10 +26,11 @@ from strata.models.whatif import Workload, estimate
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("results", type=Path)
+    parser.add_argument("results", type=Path, nargs="+")
+    parser.add_argument("--context", choices=["own", "shared"], default="own")
     parser.add_argument("--profile", default="h200")
     args = parser.parse_args()
-    measured = configurations(finished(read_grid(args.results)))
+    measured = configurations(finished(read_grid(args.results, context=args.context)))
     profile = load_profile(args.profile)
     ledger = Ledger.open(checkpoint_folder("bundled"), profile.kv_dtype)
     asks = [ask_of(row) for row in measured.to_dict("records")]
@@ -59,6 +60,7 @@ def ask_of(row: dict[str, object]) -> Ask:
         page_cells=int(row["page_cells"]),
         window_cells=int(row["mtp_window_cells"]) if drafts else None,
         budget_bytes=int(row["vram_budget_bytes"]),
+        context_cells=int(row["context_cells"]),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,26 @@ from strata.config import PAGE_CELLS
 from strata.models.frame import COLUMNS
 
 NEW_TOKENS = 128
+SHARED_CELLS = 132_096
 MIB = 1 << 20
 
 
-def read_grid(path: Path, *, default_seed: int = 1) -> pd.DataFrame:
-    """Return one row for each configuration that fitted its budget and said the same tokens."""
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    usable = [line for line in lines if "error" not in line and line.get("same_tokens", True)]
+def read_grid(
+    paths: Sequence[Path], *, context: str = "own", default_seed: int = 1
+) -> pd.DataFrame:
+    """Return one row for each configuration that fitted its budget and said the same tokens.
+
+    `context` is ``own`` or ``shared``, what sessions reserve for; files may hold both.
+    """
+    texts = [path.read_text(encoding="utf-8") for path in paths]
+    lines = [json.loads(line) for text in texts for line in text.splitlines()]
+    usable = [
+        line
+        for line in lines
+        if "error" not in line
+        and line.get("same_tokens", True)
+        and line.get("context", "own") == context
+    ]
     rows = [_row(number, line, default_seed) for number, line in enumerate(usable)]
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
@@ -32,6 +46,8 @@ def _row(number: int, line: dict[str, Any], default_seed: int) -> dict[str, Any]
     depth, drafts, rounds = line["depth"], line["drafts"], line["rounds"]
     new = line.get("new", NEW_TOKENS)
     context = math.ceil((depth + new) / PAGE_CELLS + 1) * PAGE_CELLS
+    if line.get("context") == "shared":
+        context = SHARED_CELLS
     rate, tokens_round = line["rounds_s"]["median"], line["tokens_round"]
     accepted, drafted = _acceptance(line)
     return {

@@ -35,11 +35,12 @@ AXES: dict[Axis, str] = {"depth_cells": "depth", "pool_cells": "ring"}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("results", type=Path)
+    parser.add_argument("results", type=Path, nargs="+")
+    parser.add_argument("--context", choices=["own", "shared"], default="own")
     parser.add_argument("--default-ring", type=int, default=32_768)
     parser.add_argument("--confidence", type=float, default=0.9)
     args = parser.parse_args()
-    frame = finished(read_grid(args.results))
+    frame = finished(read_grid(args.results, context=args.context))
     print(f"{len(frame)} configurations on {frame['passage'].nunique()} passages\n")
     print(markdown(error_table(frame)))
     print("\n" + markdown(miss_table(frame)))
