@@ -185,7 +185,13 @@ class Session:
         """Give every byte back; the session cannot be used afterwards."""
         if not self._closed:
             self._closed = True
+            device = self.model.device
+            self.engine.close()
             del self.engine, self._arena
+            if device.type == "cuda":
+                # A cached block that does not fit the next session would stand beside its own.
+                with torch.cuda.device(device):
+                    torch.cuda.empty_cache()
 
 
 def create_session(

@@ -196,6 +196,10 @@ class CapturedEngine(Engine):
         drafted = counted if self.refuse_drafts else min(counted, limit)
         return Round(drawn[: accepted + 1], drafted, accepted)
 
+    def close(self) -> None:
+        """Free the graphs; each knows the engine whose phase it is."""
+        self._phases.clear()
+
     def check_integrity(self) -> None:
         """Assert what must hold of residency between rounds, as the device knows it."""
         self._pages.sync()
