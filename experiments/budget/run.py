@@ -15,6 +15,7 @@ import json
 import os
 import threading
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,24 +32,37 @@ NEW_TOKENS = 64
 POLL_S = 0.0005
 
 
+@cache
+def nvml_device() -> tuple[Any, Any] | None:
+    """Return NVML and its handle of the current device, None where there is no NVML."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        uuid = f"GPU-{torch.cuda.get_device_properties().uuid}"
+        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    except Exception:  # no library, or no right to ask
+        return None
+
+
 def device_bytes() -> int:
     """Return what is in use on the device, whoever uses it."""
+    if (nvml := nvml_device()) is not None:  # asks nothing of CUDA, which may be capturing
+        return int(nvml[0].nvmlDeviceGetMemoryInfo(nvml[1]).used)
     free, total = torch.cuda.mem_get_info()
     return total - free
 
 
 def process_bytes() -> int | None:
     """Return what the driver counts for this process alone, None where it does not say."""
+    if (nvml := nvml_device()) is None:
+        return None
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+        for process in nvml[0].nvmlDeviceGetComputeRunningProcesses(nvml[1]):
             if process.pid == os.getpid():
                 used: int | None = process.usedGpuMemory
                 return used
-    except Exception:  # no library, no right to ask, or another name space
+    except Exception:  # no right to ask, or another name space
         pass
     return None
 
@@ -133,6 +147,7 @@ def main() -> None:
     report(
         kind="start",
         driver=start,
+        nvml=nvml_device() is not None,
         process=own_start,
         reserved=torch.cuda.memory_reserved(),
         allocated=torch.cuda.memory_allocated(),
