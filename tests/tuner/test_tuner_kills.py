@@ -31,7 +31,7 @@ def kill() -> ModuleType:
 def calm(kill: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Return the sweep that nothing disturbs: one worker, into a database."""
     folder = tmp_path_factory.mktemp("kills") / "calm"
-    sweep = kill.Sweep(folder, kill.Setup(kills=0, tiers=(32,), passages=8))
+    sweep = kill.Sweep(folder, kill.Setup(kills=0, tiers=(32,), passages=24))
     kill.undisturbed(sweep)
     return sweep
 
