@@ -11,7 +11,7 @@ import typer
 from strata.cli.console import fail_cleanly, needs_extra, note, say, show_table
 from strata.cli.policy_view import checked_table, diff_entries, diff_facts
 from strata.cli.tune_options import DeviceOption
-from strata.errors import TableError, UsageError
+from strata.errors import EXIT_WRONG_RESULT, TableError, UsageError
 from strata.policy import load_table, save_table
 from strata.policy.diff import diff_tables
 from strata.policy.merge import NamedTable, declare, merge_tables
@@ -21,7 +21,6 @@ from strata.units import parse_bytes, parse_cells
 TableFile = Annotated[Path, typer.Argument(metavar="FILE", help="A policy table (JSON).")]
 OutFile = Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the table is written.")]
 
-EXIT_DOES_NOT_HOLD = 1
 NUMBERS = {"page_cells": parse_cells, "mtp_window": parse_cells, "context": parse_cells}
 
 
@@ -148,7 +147,7 @@ def check(
     ]
     say(f"of {len(found)} entries: {', '.join(counts)}")
     if any(one.outcome == "does not hold" for one in found):
-        raise typer.Exit(EXIT_DOES_NOT_HOLD)
+        raise typer.Exit(EXIT_WRONG_RESULT)
 
 
 def _typed(field: str, text: str) -> str | int | None:
