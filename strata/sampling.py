@@ -38,13 +38,13 @@ class Sampler:
         """Return what `pick` takes the largest of [R, V]: the logits, or processed with noise."""
         if self.params.temperature < GREEDY_BELOW:
             return logits
-        return self._process(logits) + gumbel(positions, logits.shape[-1], self.params.seed)
+        return self.process(logits) + gumbel(positions, logits.shape[-1], self.params.seed)
 
     def pick_draft(self, logits: torch.Tensor, position: int) -> torch.Tensor:
         """Return the id [1] drawn from a drafter's `logits` [1, V] for the token at `position`."""
         return self.pick(logits, torch.tensor([position], device=logits.device))
 
-    def _process(self, logits: torch.Tensor) -> torch.Tensor:
+    def process(self, logits: torch.Tensor) -> torch.Tensor:
         """Return logits divided by the temperature, then cut by top-k, top-p and min-p in turn."""
         p = self.params
         logits = logits / p.temperature

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from strata.kernels.head import draw
+from strata.kernels.head import draw, noise
 from strata.lm.model import LanguageModel
 from strata.round_buffers import Buffers
 from strata.sampling import GREEDY_BELOW, Sampler
@@ -34,8 +34,11 @@ class TokenDraw:
         """
         head, model = self._model.weights.head, self._model
         if head.packed or (self._cuts and self._seed is not None):
-            logits = model.logits(hidden)
-            out.copy_(self.sampler.pick(logits, positions))
+            logits = scores = model.logits(hidden)
+            if self._seed is not None:
+                scores = self.sampler.process(logits)
+                scores += noise(positions, logits.shape[-1], self._seed)
+            torch.argmax(scores, -1, out=out)
             return logits.softmax(-1).gather(-1, out[:, None])[:, 0]
         drawn = draw(
             hidden,

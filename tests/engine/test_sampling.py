@@ -68,7 +68,7 @@ def test_processing_keeps_what_plain_python_keeps(p: SamplingParams, seed: int, 
     if ties:
         logits = logits.round()
     positions = torch.tensor([4, 5, 900])
-    processed = Sampler(p)._process(logits)
+    processed = Sampler(p).process(logits)
     picked = Sampler(p).pick(logits, positions)
     noise = gumbel(positions, 20, p.seed)
     for r in range(3):

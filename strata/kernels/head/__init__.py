@@ -9,8 +9,9 @@ import torch
 from strata.kernels import device
 from strata.kernels.head import ref
 from strata.kernels.head.drawn import Drawn, block_count
+from strata.noise import gumbel
 
-__all__ = ["Drawn", "block_count", "draw"]
+__all__ = ["Drawn", "block_count", "draw", "noise"]
 
 
 def draw(
@@ -57,3 +58,15 @@ def draw(
         x, norm, weight, eps=eps, positions=positions, seed=seed, temperature=temperature
     )
     return drawn if tokens is None else replace(drawn, tokens=tokens.copy_(drawn.tokens))
+
+
+def noise(positions: torch.Tensor, vocab: int, seed: torch.Tensor) -> torch.Tensor:
+    """Return `strata.noise.gumbel` of `positions` [R] under `seed` [1] (int64) as [R, V].
+
+    Both are on the device and read there; one launch on a GPU.
+    """
+    if device.has_kernels(positions):
+        from strata.kernels.head import triton
+
+        return triton.noise(positions, vocab, seed)
+    return gumbel(positions, vocab, int(seed) % 2**64)
