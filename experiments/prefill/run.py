@@ -1,12 +1,11 @@
-"""Prefill on one GPU beside `transformers`, in turns, and the device memory that the driver saw.
+"""Prefill on one GPU beside `transformers` with fused attention, in turns.
 
     python experiments/prefill/run.py --out experiments/prefill/results.jsonl
 
-Speed: all arms of a depth take turns, `--repeats` times after one warm-up each; a figure is the
-median, with the least and the most. Memory: each arm with a budget runs in a process of its own,
-which first does everything once and forgets it, so that kernels and libraries are loaded; from
-there on a thread polls the driver while model, session, prompts and a few rounds come and go. One
-JSON line a figure, printed as it ends.
+All arms of a depth take turns, `--repeats` times after one warm-up each; a figure is the median,
+with the least and the most. A session is created before its prompt is timed, and the prompt's time
+includes seeding the ring. One JSON line an arm. What the driver sees of a budget is measured by
+`experiments/budget/run.py`.
 """
 
 from __future__ import annotations
@@ -14,9 +13,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import multiprocessing
 import statistics
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -26,14 +23,13 @@ from typing import Any
 
 import torch
 
-from strata.config import KvConfig, SamplingParams, Selection, SessionConfig, SpecConfig
+from strata.config import KvConfig, Selection, SessionConfig, SpecConfig
 from strata.lm import LanguageModel, bundled_model_path, load_model
 from strata.passages import load_passage
 from strata.session import Session, create_session
 
 MIB = 1 << 20
 NEW_TOKENS = 32
-POLL_S = 0.0005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +57,8 @@ def strata_seconds(model: LanguageModel, arm: Arm, ids: list[int]) -> float:
     torch.cuda.synchronize()
     seconds = session.prefill(ids).seconds
     session.close()
+    del session
+    gc.collect()  # a session's rounds refer to each other
     return seconds
 
 
@@ -111,76 +109,6 @@ def time_depth(arms: list[Arm], repeats: int, report: Callable[..., None]) -> No
         )
 
 
-def used_bytes() -> int:
-    free, total = torch.cuda.mem_get_info()
-    return total - free
-
-
-def whole_run(arm: Arm) -> dict[str, int]:
-    """Load, run two sessions with a few rounds, and return the last one's ledger."""
-    ledger: dict[str, int] = {}
-    model = load_model(bundled_model_path(), "cuda")
-    ids = load_passage(f"{arm.depth}:0", model.tokenizer)
-    for _ in range(2):
-        session = session_of(model, arm)
-        session.prefill(ids)
-        session.generate(SamplingParams(max_new=NEW_TOKENS, ignore_eos=True))
-        ledger = session.ledger
-        session.close()
-        del session
-    return ledger
-
-
-def forget() -> None:
-    gc.collect()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-
-
-def watch_memory(arm: Arm, results: Any) -> None:
-    """Run in a process of its own; put what the driver saw into `results`."""
-    try:
-        whole_run(arm)
-        forget()
-        start, peak, done = used_bytes(), 0, threading.Event()
-
-        def poll() -> None:
-            nonlocal peak
-            while not done.is_set():
-                peak = max(peak, used_bytes())
-                time.sleep(POLL_S)
-
-        thread = threading.Thread(target=poll)
-        thread.start()
-        ledger = whole_run(arm)
-        done.set()
-        thread.join()
-        results.put({"start": start, "peak": peak - start, "ledger": ledger})
-    except Exception:
-        results.put({"error": traceback.format_exc(limit=6)})
-
-
-def measure_memory(arm: Arm, report: Callable[..., None]) -> None:
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    process = context.Process(target=watch_memory, args=(arm, results))
-    process.start()
-    found = results.get()
-    process.join()
-    if "error" in found:
-        report(kind="failed", **asdict(arm), error=found["error"])
-        return
-    budget = (arm.budget_mib or 0) * MIB
-    report(
-        kind="memory",
-        **asdict(arm),
-        peak_bytes=found["peak"],
-        ledger_bytes=sum(found["ledger"].values()),
-        ledger=found["ledger"],
-        of_budget=found["peak"] / budget if budget else None,
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="append JSON lines here")
@@ -190,7 +118,6 @@ def main() -> None:
     parser.add_argument("--select", type=int, default=0)
     parser.add_argument("--drafts", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--only", choices=["speed", "memory"])
     given = parser.parse_args()
 
     def report(**figure: Any) -> None:
@@ -206,13 +133,9 @@ def main() -> None:
             Arm(depth=depth, ring=given.ring, budget_mib=budget, **shared)
             for budget in given.budgets
         ]
-        if given.only != "speed":
-            for arm in budgets:
-                measure_memory(arm, report)
-        if given.only != "memory":
-            free = [Arm(depth=depth, ring=ring, **shared) for ring in (0, given.ring)]
-            time_depth([Arm(depth=depth), *free, *budgets], given.repeats, report)
-            forget()
+        free = [Arm(depth=depth, ring=ring, **shared) for ring in (0, given.ring)]
+        time_depth([Arm(depth=depth), *free, *budgets], given.repeats, report)
+        gc.collect()
 
 
 if __name__ == "__main__":
