@@ -33,7 +33,7 @@ class Phase:
         self._graph: torch.cuda.CUDAGraph | None = None
         if not capture:
             return
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream = _capture_stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP_RUNS):
@@ -46,8 +46,7 @@ class Phase:
         collecting = gc.isenabled()
         gc.disable()
         try:
-            into = _capture_stream(device)
-            with torch.cuda.graph(self._graph, pool=pool, stream=into):  # type: ignore[arg-type]
+            with torch.cuda.graph(self._graph, pool=pool, stream=stream):  # type: ignore[arg-type]
                 body()
         finally:
             if collecting:
@@ -65,6 +64,7 @@ class Phase:
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     """Return the stream that captures on `device`: torch's own is of whichever device came first.
 
-    One for all phases, because a pool hands a block on only within its stream.
+    One for all phases, because a pool hands a block on only within its stream, and their warm-ups,
+    because cuBLAS keeps a workspace for every stream that it has seen.
     """
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
