@@ -1,16 +1,15 @@
-"""Order the phases of a captured round.
+"""Order a captured round.
 
-A round is two phases. *Draft* chains the drafter k times behind the last verified token. *Verify*
-runs the main model over k + 1 rows, draws the target tokens, counts how many drafts they equal,
-moves the committed end, and writes the drafter's cells of all rows (those of rejected rows lie
-ahead of the committed end and are overwritten). Both read positions, tokens and page tables from
-device memory, so each is captured once per number of rows. The host reads one small tensor a
-round: the target tokens and the number accepted.
+The drafter chains k times behind the last verified token. Then the main model runs over k + 1
+rows, draws the target tokens, counts how many drafts they equal, moves the committed end, and the
+drafter's cells of all rows are written (those of rejected rows lie ahead of the committed end and
+are overwritten). All of it reads positions, tokens and page tables from device memory, so it is
+one phase, captured once per number of drafts. The host reads one small tensor a round: the target
+tokens and the number accepted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -75,7 +74,7 @@ class CapturedEngine(Engine):
             DraftLayer(model, drafter, buffers) if isinstance(drafter, MtpDrafter) else None
         )
         self._draw: TokenDraw | None = None
-        self._phases: dict[tuple[object, ...], Phase] = {}
+        self._phases: dict[tuple[int, float, bool], Phase] = {}
         self._launched = (0, 0, False)
         self._pool = torch.cuda.graph_pool_handle() if self._capture else None
 
@@ -117,9 +116,9 @@ class CapturedEngine(Engine):
                 draft.write(token, hidden, at, committed=False)
                 row = None
 
-    def _phase(self, body: Callable[..., None], *arguments: float) -> Phase:
-        """Return the phase that runs `body` with `arguments`, captured at its first use."""
-        key = (body.__name__, *arguments)
+    def _phase(self, drafts: int, min_p: float, every_page: bool) -> Phase:
+        """Return the phase of such a round, captured at its first use."""
+        key = (drafts, min_p, every_page)
         if key not in self._phases:
             saved = [t.clone() for t in self._state()]
 
@@ -127,7 +126,7 @@ class CapturedEngine(Engine):
                 for tensor, before in zip(self._state(), saved, strict=True):
                     tensor.copy_(before)
 
-            run = partial(body, *arguments)
+            run = partial(self._round_rows, *key)
             self._phases[key] = Phase(run, undo, self.model.device, self._pool, self._capture)
         return self._phases[key]
 
@@ -158,9 +157,7 @@ class CapturedEngine(Engine):
         """Capture such a round, so that the first one does not wait for it."""
         if self._capture and at_most >= 0:
             drafts = self._drafts_to_run(drafts, min_p, at_most)
-            self._phase(
-                self._round_rows, drafts, min_p, self._pages.before(self._board, drafts + 1)
-            )
+            self._phase(drafts, min_p, self._pages.before(self._board, drafts + 1))
 
     @torch.inference_mode()
     def launch(self, sampler: Sampler, drafts: int, min_p: float, *, at_most: int) -> None:
@@ -169,7 +166,7 @@ class CapturedEngine(Engine):
         if counted < drafts:
             self._board.limit.fill_(0 if self.refuse_drafts else counted)
         every_page = self._pages.before(self._board, drafts + 1)
-        self._phase(self._round_rows, drafts, min_p, every_page).run()
+        self._phase(drafts, min_p, every_page).run()
         self.forwards += 1
         self._launched = (drafts, counted, every_page)
 
@@ -202,7 +199,8 @@ class CapturedEngine(Engine):
 
     def check_integrity(self) -> None:
         """Assert what must hold of residency between rounds, as the device knows it."""
-        self._pages.sync()
+        if self._last is not None:  # before the first token the host knows better
+            self._pages.sync()
         self._phase_experts.sync()
         super().check_integrity()
 
