@@ -9,6 +9,7 @@ of the past to the next (`strata.kernels.attention.attend_prompt`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -18,20 +19,35 @@ from strata.kv.cache import SEED_ROWS
 from strata.kv.geometry import KvGeometry
 from strata.lm.config import LMConfig
 
-WAYS = (
-    (32768, 32768, 32768),
-    (16384, 16384, 16384),
-    (8192, 8192, 16384),
-    (8192, 8192, 8192),
-    (8192, 4096, 16384),
-    (8192, 4096, 8192),
-    (8192, 2048, 16384),
-    (8192, 2048, 8192),
-    (8192, 1024, 4096),
-)
-"""Rows of a chunk, rows attended at a time, earlier cells brought in at a time; most room first.
 
-The last is what a session's smallest budget counts.
+class Way(NamedTuple):
+    """How a prompt goes about its work."""
+
+    chunk: int
+    """Rows of a chunk."""
+    tile: int
+    """Rows attended at a time."""
+    segment: int
+    """Earlier cells brought in at a time."""
+    late: bool = False
+    """Whether a layer's experts come behind its attention, into the same room, and work on half
+    of a tile; else they have a room of their own and come while the attention runs."""
+
+
+WAYS = (
+    Way(32768, 32768, 32768),
+    Way(16384, 16384, 16384),
+    Way(8192, 8192, 16384),
+    Way(8192, 8192, 8192),
+    Way(8192, 4096, 16384),
+    Way(8192, 4096, 8192),
+    Way(8192, 4096, 8192, late=True),
+    Way(8192, 2048, 8192, late=True),
+    Way(8192, 1024, 4096, late=True),
+)
+"""From the most room to the least; the last is what a session's smallest budget counts.
+
+A tile of 2,048 rows of 8 heads is 128 programs of attention, fewer than a large GPU has room for.
 """
 FREE_ROOM_BYTES = 256 << 20
 """The most room that a prompt takes where no budget says how much there is."""
@@ -69,23 +85,28 @@ class PromptPlan:
     """One of WAYS to run a prompt of a shape."""
 
     shape: PromptShape
-    way: tuple[int, int, int]
+    way: Way
 
     @property
     def rows(self) -> int:
         """Return the rows of a chunk; what a session never holds needs no room."""
         g = self.shape.geometry
-        return min(self.way[0], _round_up(g.pages * g.page_cells, BLOCK_CELLS))
+        return min(self.way.chunk, _round_up(g.pages * g.page_cells, BLOCK_CELLS))
 
     @property
     def tile(self) -> int:
         """Return the rows attended at a time."""
-        return min(self.way[1], self.rows)
+        return min(self.way.tile, self.rows)
+
+    @property
+    def expert_tile(self) -> int:
+        """Return the rows that experts work on at a time."""
+        return self.tile // 2 if self.way.late else self.tile
 
     @property
     def segment(self) -> int:
         """Return the earlier cells that are brought in at a time."""
-        return self.way[2]
+        return self.way.segment
 
     @property
     def size_bytes(self) -> int:
@@ -100,8 +121,8 @@ class PromptPlan:
         What a layer's attention, its experts and the drafter need shares one room.
         """
         c, g = self.shape.config, self.shape.geometry
-        kind, rows, tile = g.dtype, self.rows, self.tile
-        pairs, page = tile * c.experts_per_token, (g.planes, g.page_cells, g.head_dim)
+        kind, rows, tile, part = g.dtype, self.rows, self.tile, self.expert_tile
+        pairs, page = part * c.experts_per_token, (g.planes, g.page_cells, g.head_dim)
         always: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
             "x": ((rows, c.hidden), kind),
             "tokens": ((rows + 1,), torch.int64),
@@ -118,17 +139,18 @@ class PromptPlan:
             always |= {"segment 0": segment, "segment 1": segment}
             attention["sums"] = ((tile, c.heads, c.head_dim), torch.float32)
             attention["stats"] = ((tile, c.heads, 2), torch.float32)
-        if self.shape.experts_on_host:
-            always["experts"] = ((c.experts, 3 * c.expert_width, c.hidden), kind)
         experts: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
-            "normed": ((tile, c.hidden), kind),
-            "ids": ((tile, c.experts_per_token), torch.int32),
-            "weights": ((tile, c.experts_per_token), kind),
+            "normed": ((part, c.hidden), kind),
+            "ids": ((part, c.experts_per_token), torch.int32),
+            "weights": ((part, c.experts_per_token), kind),
             "order": ((pairs,), torch.int32),
             "starts": ((c.experts + 1,), torch.int32),
             "inner": ((pairs, c.expert_width), kind),
             "parts": ((pairs, c.hidden), kind),
         }
+        if self.shape.experts_on_host:
+            blobs = ((c.experts, 3 * c.expert_width, c.hidden), kind)
+            (experts if self.way.late else always)["experts"] = blobs
         drafting: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
         if self.shape.drafting:
             drafting = {
@@ -145,7 +167,7 @@ class PromptPlan:
     def _pages_over(self, cells: int) -> int:
         """Return the pages that `cells` cells can touch, wherever they begin."""
         page = self.shape.geometry.page_cells
-        aligned = self.way[0] % page == 0 and cells % page == 0
+        aligned = self.way.chunk % page == 0 and cells % page == 0
         return cells // page + (0 if aligned else 2)
 
 

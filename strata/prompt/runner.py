@@ -27,12 +27,10 @@ from strata.lm.model import LanguageModel
 from strata.prompt.lanes import Compute, Lane, Mark
 from strata.prompt.plan import PromptPlan
 
-_TILED = ("q", "normed", "ids", "weights")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """Views of the rows that are attended at a time, of the chunk and of their scratch."""
+    """Views of the rows that are attended at a time."""
 
     begin: int
     """The first row's number in the chunk."""
@@ -40,6 +38,13 @@ class Tile:
     turns: torch.Tensor  # [n, 2, D / 2]
     q: torch.Tensor  # [n, Q, D]
     flat_q: torch.Tensor  # [n, Q * D]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertTile:
+    """Views of the rows that experts work on at a time, and of their scratch."""
+
+    x: torch.Tensor  # [n, H]
     normed: torch.Tensor  # [n, H]
     ids: torch.Tensor  # [n, k]
     weights: torch.Tensor  # [n, k]
@@ -72,7 +77,7 @@ class PromptRunner:
         self._bounds = kv.bounds.unbind(0) if kv.bounds is not None else None
         each = model.config.experts
         self._blobs = [experts.blobs(layer * each, each) for layer in range(g.layers)]
-        self._tiles_of: dict[int, list[Tile]] = {}
+        self._tiles_of: dict[int, tuple[list[Tile], list[ExpertTile]]] = {}
         # All of a prompt's tokens, so that none is overwritten while it is on its way.
         pinned = model.device.type == "cuda"
         self._known = torch.zeros(g.pages * g.page_cells, dtype=torch.int64, pin_memory=pinned)
@@ -192,26 +197,37 @@ class PromptRunner:
         weights, eps = self._model.weights, self._model.config.norm_eps
         return norm_rows(x, weights.norm, eps, out=torch.empty_like(x))
 
-    def _tiles(self, rows: int) -> list[Tile]:
+    def _tiles(self, rows: int) -> tuple[list[Tile], list[ExpertTile]]:
         """Return the tiles of a chunk of `rows` rows; views cost the host as much as launches."""
         if rows not in self._tiles_of:
-            room, tile = self._room, self._plan.tile
-            self._tiles_of[rows] = [
+            room, step, part = self._room, self._plan.tile, self._plan.expert_tile
+            attended = [
                 Tile(
                     begin=begin,
-                    x=room["x"][begin:rows][:tile],
-                    turns=room["turns"][begin:rows][:tile],
-                    **{name: room[name][: rows - begin] for name in _TILED},
+                    x=room["x"][begin:rows][:step],
+                    turns=room["turns"][begin:rows][:step],
+                    q=room["q"][: rows - begin],
                     flat_q=room["q"][: rows - begin].flatten(1),
                 )
-                for begin in range(0, rows, tile)
+                for begin in range(0, rows, step)
             ]
+            routed = [
+                ExpertTile(
+                    x=room["x"][begin:rows][:part],
+                    normed=room["normed"][: rows - begin],
+                    ids=room["ids"][: rows - begin],
+                    weights=room["weights"][: rows - begin],
+                )
+                for begin in range(0, rows, part)
+            ]
+            self._tiles_of[rows] = attended, routed
         return self._tiles_of[rows]
 
     def _run_layer(self, layer: int, rows: int, start: int, prompt: int) -> None:
         """Replace the chunk's `rows` rows from cell `start` on by the layer's output."""
-        c, tiles = self._model.config, self._tiles(rows)
-        weights = self._bring_experts(layer)
+        c, (tiles, routed) = self._model.config, self._tiles(rows)
+        if not self._plan.way.late:
+            self._bring_experts(layer)
         pages, first_page = self._own_pages(layer, start, start + rows)
         offset = start - first_page * self._kv.geometry.page_cells
         keys = range(0 if len(tiles) == 1 else c.heads, c.heads + 2 * c.kv_heads)
@@ -223,7 +239,11 @@ class PromptRunner:
                 self._project(layer, tile.x, tile.turns, heads, pages, offset + tile.begin)
             self._note_queries(layer, start + tile.begin, len(tile.x), prompt)
             self._attend(layer, tile, start, pages, first_page)
-            self._add_experts(layer, tile, weights)
+        if self._plan.way.late:
+            self._experts_free = self._compute.mark()
+            self._bring_experts(layer)
+        for part in routed:
+            self._add_experts(layer, part)
         self._experts_free = self._compute.mark()
 
     def _own_pages(self, layer: int, start: int, end: int) -> tuple[torch.Tensor, int]:
@@ -338,15 +358,14 @@ class PromptRunner:
             self._compute.wait(self._load.copy(pages, source, free, stored))
             yield pages, first * page_cells, range(start, stop), buffer
 
-    def _bring_experts(self, layer: int) -> torch.Tensor:
-        """Return the layer's experts on the device; they may still be on their way."""
-        blobs = self._blobs[layer]
-        if not self._plan.shape.experts_on_host:
-            return blobs
-        self._experts_ready = self._fetch.copy(self._room["experts"], blobs, self._experts_free)
-        return self._room["experts"]
+    def _bring_experts(self, layer: int) -> None:
+        """Send the layer's experts on their way to the device, where it does not have them."""
+        if self._plan.shape.experts_on_host:
+            room, blobs = self._room["experts"], self._blobs[layer]
+            self._experts_ready = self._fetch.copy(room, blobs, self._experts_free)
 
-    def _add_experts(self, layer: int, tile: Tile, experts: torch.Tensor) -> None:
+    def _add_experts(self, layer: int, tile: ExpertTile) -> None:
+        experts = self._room["experts"] if self._plan.shape.experts_on_host else self._blobs[layer]
         room, model, weights = self._room, self._model, self._model.weights
         norm_and_route(
             tile.x,

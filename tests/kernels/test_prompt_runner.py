@@ -9,6 +9,7 @@ from strata.config import KvConfig, Selection, SessionConfig, SpecConfig
 from strata.kernels import device as kernel_device
 from strata.lm import LanguageModel, bundled_model_path, load_model
 from strata.prompt import plan
+from strata.prompt.plan import Way
 from strata.session import Session, create_session
 from tests.conftest import TINY, prompt_of
 from tests.kernels.devices import DEVICES, rms_ratio
@@ -24,7 +25,7 @@ def model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> La
     """Return the stand-in model where kernels run, with chunks that a short prompt fills."""
     if request.param == "cpu":  # interpreted
         monkeypatch.setattr(kernel_device, "has_kernels", lambda tensor: True)
-    monkeypatch.setattr(plan, "WAYS", ((CHUNK, CHUNK, CHUNK),))
+    monkeypatch.setattr(plan, "WAYS", (Way(CHUNK, CHUNK, CHUNK),))
     return load_model(TINY, request.param)
 
 
@@ -119,12 +120,39 @@ def test_ring_page_and_budget_leave_no_trace_and_a_parked_prompt_seeds_the_same(
         assert_same_ring(session, again)
 
 
+def test_experts_may_come_late_into_the_room_of_attention(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = prompt_of(model, PROMPT)
+    first = session_of(model)
+    first.prefill(ids)
+    monkeypatch.setattr(plan, "WAYS", (Way(CHUNK, CHUNK // 2, CHUNK, late=True),))
+    session = session_of(model, ring=96, select=80, budget=small_budget(model))
+    prompt = session.engine.prompt
+    assert prompt is not None
+    assert prompt._plan.expert_tile == CHUNK // 4
+    start, _, _ = prompt._plan.places()["experts"]
+    assert start > prompt._plan.places()["q"][0]
+    session.prefill(ids)
+    got, expected = session.park(), first.park()
+    assert rms_ratio(got.cells, expected.cells) < 1e-5  # a CPU's products know their row's place
+    assert rms_ratio(got.hidden, expected.hidden) < 1e-5
+    if model.device.type == "cuda":
+        assert torch.equal(got.cells, expected.cells)
+
+
 @pytest.mark.gpu
 def test_neither_chunk_nor_tile_nor_segment_leaves_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_model(TINY, "cuda")
     ids = prompt_of(model, PROMPT)
     found = []
-    for way in ((256, 256, 64), (128, 128, 128), (64, 64, 64), (128, 64, 128), (128, 32, 64)):
+    for way in (
+        Way(256, 256, 64),
+        Way(128, 128, 128),
+        Way(64, 64, 64),
+        Way(128, 64, 128),
+        Way(128, 32, 64, late=True),
+    ):
         monkeypatch.setattr(plan, "WAYS", (way,))
         session = session_of(model, ring=96, drafts=1)
         session.prefill(ids)
