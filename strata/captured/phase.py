@@ -33,6 +33,7 @@ class Phase:
         self._graph: torch.cuda.CUDAGraph | None = None
         if not capture:
             return
+        _know_generator(device)
         stream = _capture_stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
@@ -68,3 +69,18 @@ def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     because cuBLAS keeps a workspace for every stream that it has seen.
     """
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+@cache
+def _know_generator(device: torch.device) -> torch.cuda.CUDAGraph:
+    """Return a graph, never captured, that knows PyTorch's own generator.
+
+    The first graph to know it takes two numbers on its stream. That would be the one that captures,
+    which nothing else takes memory on, so they would cost a segment of 2 MiB.
+    """
+    graph = torch.cuda.CUDAGraph()
+    register = getattr(graph, "register_generator_state", None)  # PyTorch need not have it for ever
+    if register is not None:
+        with torch.cuda.device(device):
+            register(torch.cuda.default_generators[torch.cuda.current_device()])
+    return graph
