@@ -25,13 +25,21 @@ NAMES = (
     "drafts",
     "read_cells",
     "further_row_cells",
+    "selecting",
+    "further_row_selecting",
     "scored_cells",
     "further_row_scored_cells",
     "missed_cells",
+    "page_fetches",
     "window_cells",
     "missed_experts",
+    "expert_fetches",
 )
 """What a round is paid for, in the order of the columns."""
+
+FETCH_CELLS, FETCH_EXPERTS = 96.0, 6.0
+"""A fetch has a latency of its own: the first miss of a layer costs more than the next. So many
+misses a round, one a layer of the bundled model, are where most layers pay it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,17 +79,23 @@ class Features:
         further = num_rows(trials) - 1
         read, scored = read_cells(trials), scored_cells(trials)
         window = effective_window_cells(trials).to_numpy(dtype=float)
+        selecting = (scored > 0).astype(float)
+        pages, experts = self.missed_cells(trials, tokens_per_round), self.missed_experts(trials)
         return np.column_stack(
             [
                 np.ones(len(trials)),
                 further,
                 read,
                 further * read,
+                selecting,
+                further * selecting,
                 scored,
                 further * scored,
-                self.missed_cells(trials, tokens_per_round),
+                pages,
+                1 - np.exp(-pages / FETCH_CELLS),
                 further * window,
-                self.missed_experts(trials),
+                experts,
+                1 - np.exp(-experts / FETCH_EXPERTS),
             ]
         )
 

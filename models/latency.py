@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
@@ -10,6 +10,7 @@ import pandas as pd
 from strata.models.acceptance import Acceptance
 from strata.models.features import NAMES, Features, num_rows
 from strata.models.frame import levelled
+from strata.models.offsets import Offsets
 from strata.models.physics import Floats, RelativeNNLS
 
 CONFIGURATION = (
@@ -32,12 +33,13 @@ def one_of_each(trials: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class RoundTime:
-    """Prices of a round's features, with the curves beneath them."""
+    """Prices of a round's features, the curves beneath them, and what is left over where."""
 
     features: Features
     regression: RelativeNNLS
     acceptance: Acceptance
     """How many tokens a round yields, which decides how many pages it moves."""
+    offsets: Offsets = field(default_factory=Offsets)
 
     @classmethod
     def learn(cls, trials: pd.DataFrame, acceptance: Acceptance | None = None) -> RoundTime:
@@ -46,15 +48,21 @@ class RoundTime:
         once = one_of_each(levelled(trials))
         seconds = 1 / once["rounds_per_s"].to_numpy(dtype=float)
         tokens = once["tokens_per_round"].to_numpy(dtype=float)
-        regression = RelativeNNLS().fit(features.matrix(once, tokens), seconds)
-        return cls(features, regression, acceptance or Acceptance.learn(trials))
+        matrix = features.matrix(once, tokens)
+        regression = RelativeNNLS().fit(matrix, seconds)
+        priced = regression.predict(matrix)
+        residuals = np.log(seconds / np.where(priced > 0, priced, seconds))
+        offsets = Offsets.learn(once, residuals)
+        return cls(features, regression, acceptance or Acceptance.learn(trials), offsets)
 
     def seconds(self, trials: pd.DataFrame) -> Floats:
         """Return the seconds of a round for what each row asks."""
         tokens = self.acceptance.tokens_per_round(trials)
         # More drafts than any trial had: nothing is known, and all accepted is the dearest.
         tokens = np.where(np.isnan(tokens), num_rows(trials), tokens)
-        return self.regression.predict(self.features.matrix(trials, tokens))
+        priced = self.regression.predict(self.features.matrix(trials, tokens))
+        seconds: Floats = priced * np.exp(self.offsets.log(trials))
+        return seconds
 
     @property
     def prices_s(self) -> dict[str, float]:

@@ -22,6 +22,7 @@ from strata.models.cost_model import QUANTITIES, RingCostModel
 from strata.models.features import NAMES, Features
 from strata.models.latency import RoundTime
 from strata.models.misses import FallingCurve, PageMisses
+from strata.models.offsets import Offset, Offsets
 from strata.models.physics import RelativeNNLS
 from strata.policy.fingerprint import Fingerprint
 from strata.policy.table_document import body_hash
@@ -86,6 +87,7 @@ def to_document(model: RingCostModel, facts: ModelFacts) -> dict[str, Any]:
             {"rows": rows, "slots": list(curve.at), "misses": list(curve.values)}
             for rows, curve in sorted(part.features.expert_misses.items())
         ],
+        "offsets": [asdict(place) for place in part.offsets.places],
         "acceptance": [
             {"intercept": line.intercept, "slopes": list(line.slopes)}
             for line in model.acceptance_.positions
@@ -138,7 +140,8 @@ def _model(document: dict[str, Any]) -> RingCostModel:
             for one in document["acceptance"]
         )
     )
-    model.round_time_ = RoundTime(features, regression, model.acceptance_)
+    offsets = Offsets(tuple(_offset(one) for one in document["offsets"]))
+    model.round_time_ = RoundTime(features, regression, model.acceptance_, offsets)
     model.half_widths_ = {
         (str(one["quantity"]), str(one["mode"])): math.inf
         if one["log"] is None
@@ -157,6 +160,15 @@ def _facts(value: dict[str, Any]) -> ModelFacts:
     fingerprint = Fingerprint(**value["fingerprint"])
     tiers = tuple(int(tier) for tier in value["tiers_cells"])
     return ModelFacts(**{**value, "fingerprint": fingerprint, "tiers_cells": tiers})
+
+
+def _offset(value: dict[str, Any]) -> Offset:
+    return Offset(
+        depth_cells=_number(value["depth_cells"], least=1),
+        rows=int(value["rows"]),
+        select=str(value["select"]),
+        log=_number(value["log"]),
+    )
 
 
 def _curve(value: dict[str, Any]) -> FallingCurve:

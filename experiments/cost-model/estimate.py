@@ -46,7 +46,13 @@ def main() -> None:
     print(f"The ledger holds {fits} of the {len(slots)} configurations that ran.\n")
     measured = measured.assign(estimate_s=found["round_s"])
     print(markdown(table(measured)))
-    print("\n" + markdown(losses(measured)))
+    found = losses(measured)
+    print("\n" + markdown(found.drop(columns=["lost", "most"])))
+    print(
+        f"\nThe estimated ring loses {found['lost'].mean():.1%} against the best measured one over "
+        f"{len(found)} places, at worst {found['lost'].max():.1%}; the worst ring would lose "
+        f"{found['most'].mean():.1%}, at worst {found['most'].max():.1%}."
+    )
 
 
 def ask_of(row: dict[str, object]) -> Ask:
@@ -74,14 +80,15 @@ def table(measured: pd.DataFrame) -> pd.DataFrame:
     ]
     for name, group in groups:
         error = group["estimate_s"] / group["round_s"] - 1
-        rank = stats.spearmanr(group["estimate_s"], group["round_s"]).statistic
+        varies = group["estimate_s"].nunique() > 1
+        rank = stats.spearmanr(group["estimate_s"], group["round_s"]).statistic if varies else None
         rows.append(
             {
                 "where": name,
                 "configurations": len(group),
                 "mean error": f"{error.mean():+.1%}",
                 "mean absolute error": f"{error.abs().mean():.1%}",
-                "rank correlation": f"{rank:.2f}",
+                "rank correlation": "-" if rank is None else f"{rank:.2f}",
             }
         )
     return pd.DataFrame(rows)
@@ -97,10 +104,13 @@ def losses(measured: pd.DataFrame) -> pd.DataFrame:
         rows.append(
             {
                 "budget": f"{int(place['vram_budget_bytes']) >> 20} MiB",
+                "selection": place["select"],
                 "depth": f"{place['depth_cells']:,}",
                 "drafts": place["spec"],
                 "estimated ring": f"{chosen:,}",
                 "best ring": f"{times.idxmin():,}",
+                "lost": times[chosen] / times.min() - 1,
+                "most": times.max() / times.min() - 1,
                 "loss": f"{times[chosen] / times.min() - 1:.1%}",
                 "loss of the worst": f"{times.max() / times.min() - 1:.1%}",
             }

@@ -63,7 +63,8 @@ def _row(number: int, line: dict[str, Any], default_seed: int) -> dict[str, Any]
         "mode": "on" if drafts else "off",
         "spec": drafts,
         "mtp_window_cells": line["window"] if drafts else None,
-        "ring_cells": line["ring"],
+        # A ring below the minimum was raised to it.
+        "ring_cells": max(line["ring"], line["pool"]),
         "pool_cells": line["pool"],
         "select": str(line["select"]),
         "page_cells": PAGE_CELLS,

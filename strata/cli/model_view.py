@@ -23,11 +23,15 @@ UNITS = {
     "drafts": "a further row",
     "read_cells": "a cell that one row reads",
     "further_row_cells": "a cell that a further row reads",
+    "selecting": "selecting pages, one row",
+    "further_row_selecting": "selecting pages, a further row",
     "scored_cells": "a cell whose bounds one row scores",
     "further_row_scored_cells": "a cell that a further row scores",
     "missed_cells": "a cell that the ring misses",
+    "page_fetches": "having pages to fetch",
     "window_cells": "a cell of the drafter's window, a draft",
     "missed_experts": "an expert that is fetched",
+    "expert_fetches": "having experts to fetch",
 }
 """What each feature counts, in words."""
 COUNTS = {
