@@ -52,6 +52,9 @@ class Features:
     """Missed cells of a round, dense reading, over the cells that the pool does not hold."""
     expert_misses: dict[int, FallingCurve]
     """By the rows of a round: a window of rows asks for more experts than one row does."""
+    tells_selecting: bool = True
+    """Whether some trials selected and some did not. Else what selecting costs is part of a round,
+    and a price of its own would be zero, or everything, by chance."""
 
     @classmethod
     def learn(cls, trials: pd.DataFrame) -> Features:
@@ -59,7 +62,7 @@ class Features:
         missed = _numbers(trials, "kv_misses") * _numbers(trials, "page_cells")
         missed /= _numbers(trials, "rounds")  # cells a round, all layers
         counted = np.isfinite(missed) & (_numbers(trials, "kv_lookups") != 0)
-        rows = num_rows(trials)
+        rows, selecting = num_rows(trials), scored_cells(trials) > 0
         slots = _numbers(trials, "expert_slots")
         per_round = _numbers(trials, "expert_misses") / _numbers(trials, "rounds")
         return cls(
@@ -69,6 +72,7 @@ class Features:
                 int(count): FallingCurve.fit(slots[rows == count], per_round[rows == count])
                 for count in np.unique(rows)
             },
+            tells_selecting=bool(selecting.any() and not selecting.all()),
         )
 
     def matrix(self, trials: pd.DataFrame, tokens_per_round: Floats) -> Floats:
@@ -79,7 +83,7 @@ class Features:
         further = num_rows(trials) - 1
         read, scored = read_cells(trials), scored_cells(trials)
         window = effective_window_cells(trials).to_numpy(dtype=float)
-        selecting = (scored > 0).astype(float)
+        selecting = (scored > 0) * float(self.tells_selecting)
         pages, experts = self.missed_cells(trials, tokens_per_round), self.missed_experts(trials)
         return np.column_stack(
             [

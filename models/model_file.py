@@ -87,6 +87,7 @@ def to_document(model: RingCostModel, facts: ModelFacts) -> dict[str, Any]:
             {"rows": rows, "slots": list(curve.at), "misses": list(curve.values)}
             for rows, curve in sorted(part.features.expert_misses.items())
         ],
+        "tells_selecting": part.features.tells_selecting,
         "offsets": [asdict(place) for place in part.offsets.places],
         "acceptance": [
             {"intercept": line.intercept, "slopes": list(line.slopes)}
@@ -133,6 +134,7 @@ def _model(document: dict[str, Any]) -> RingCostModel:
         else PageMisses(**{name: _number(value, least=0) for name, value in pages.items()}),
         dense_scale=_number(document["dense_scale"], least=0),
         expert_misses={int(one["rows"]): _curve(one) for one in document["expert_misses"]},
+        tells_selecting=bool(document["tells_selecting"]),
     )
     model.acceptance_ = Acceptance(
         tuple(

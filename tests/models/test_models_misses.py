@@ -84,6 +84,15 @@ def test_a_round_that_yields_more_tokens_moves_more_pages() -> None:
     np.testing.assert_allclose(two, 2 * one)
 
 
+def test_selecting_has_a_price_only_where_some_trials_did_not_select() -> None:
+    always = selecting()
+    both = pd.concat([always, study(9, Design(tiers_cells=(256,)))], ignore_index=True)
+    column = NAMES.index("selecting")
+    for frame, expected in ((always, {0.0}), (both, {0.0, 1.0})):
+        matrix = Features.learn(frame).matrix(frame, np.ones(len(frame)))
+        assert set(matrix[:, column]) == expected
+
+
 def test_dense_reading_misses_what_the_pool_does_not_hold() -> None:
     frame = study(0, Design(rings_cells=(256, 1_024, 8_192))).assign(kv_lookups=1_000)
     outside = np.maximum(depth_cells(frame) - pool_cells(frame), 0)
