@@ -26,7 +26,8 @@ ROUND_LAUNCHES, LAYER_LAUNCHES, DRAFT_LAUNCHES = 4.0, 4.0, 7.0
 SELECTION_LAUNCHES, POOL_LAUNCHES = 2.5, 1.0
 """Launches of a captured round: once, of a layer, of a draft; of a layer's selection and of its
 pooled experts besides, which are more but shorter and are counted as what they take. By torch's
-profiler (`experiments/gpu-decode/profile.py`)."""
+profiler (`experiments/gpu-decode/profile.py`), but pooled experts: revised after a sweep was seen
+(`experiments/cost-model/`)."""
 
 PAGES = PageMisses(scale=0.23, growth=0.20, fall=2.2)
 """Page misses of one layer of the bundled model on held-out text, 8K to 128K, selection 2,048."""

@@ -2,7 +2,8 @@
 
     python experiments/cost-model/estimate.py experiments/trade/results.jsonl --profile h200
 
-The estimate sees the profile, the checkpoint's sizes and the ledger; no figure of the sweep.
+The estimate sees the profile, the checkpoint's sizes and the ledger. Two launch constants of
+`strata.models.whatif` were revised after results-2.jsonl was seen; README.md has both figures.
 """
 
 from __future__ import annotations
