@@ -11,6 +11,7 @@ from strata.arena import tensor_bytes
 from strata.cli import model_view as view
 from strata.cli.console import needs_extra, note, say, show_table
 from strata.cli.json_file import write_json
+from strata.cli.model_chosen import Chosen
 from strata.cli.model_grid import Scenario, lay_grid
 from strata.cli.model_ledger import Ask, Ledger, checkpoint_folder
 from strata.config import (
@@ -26,7 +27,6 @@ from strata.units import format_bytes, parse_cells
 if TYPE_CHECKING:
     import pandas as pd
 
-    from strata.cli.model_predict import Chosen
     from strata.models.cost_model import RingCostModel
     from strata.models.device_profile import DeviceProfile
     from strata.models.model_file import ModelFacts

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +10,7 @@ import typer
 from strata.cli import session_options as opt
 from strata.cli.console import fail_cleanly, needs_extra, note, say, show_table
 from strata.cli.json_file import check_json_target, write_json
+from strata.cli.model_chosen import Chosen
 from strata.cli.tune_options import DATABASE_NAME, DEFAULT_OUT, DatabaseOption
 from strata.config import MAX_DRAFTS
 from strata.errors import UsageError
@@ -53,18 +52,6 @@ Checkpoint = Annotated[
     Path | None,
     typer.Option("--model", metavar="FOLDER", help="The checkpoint; default: the study's."),
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
-    """What the command line asks about; empty or None where it leaves that open."""
-
-    depths: Sequence[int]
-    rings: Sequence[int]
-    drafts: Sequence[int]
-    budget_bytes: int | None
-    max_new: int | None
-    checkpoint: Path | None
 
 
 @fail_cleanly()
