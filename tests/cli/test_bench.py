@@ -260,7 +260,7 @@ def test_decode_on_a_gpu_says_what_the_parts_take() -> None:
     for figure in json.loads(result.stdout)["figures"]:
         assert figure["captured"]
         parts = figure["profile"]["parts"]
-        for part in ("resolve", "gather", "expert fetch", "append", "selection", "attention"):
+        for part in ("resolve", "gather", "expert fetch", "selection", "attention"):
             assert parts[part]["us_round"] > 0, part
         assert (parts["drafter"]["us_round"] > 0) == (figure["drafts"] > 0)
 

@@ -11,6 +11,7 @@ import torch
 
 from strata.captured import CapturedEngine
 from strata.config import (
+    MAX_DRAFTS,
     MAX_ROWS,
     KvConfig,
     SamplingParams,
@@ -33,7 +34,7 @@ def open_engine(model: LanguageModel, select: int, cells: int) -> CapturedEngine
     """Return an engine behind its prompt whose board holds a whole window of tokens."""
     config = SessionConfig(
         kv=KvConfig(resident_cells=2 * select, selection=Selection(cells=select)),
-        spec=SpecConfig(drafts=3, window_cells=100),
+        spec=SpecConfig(drafts=MAX_DRAFTS, window_cells=100),
         rounds="launched" if model.device.type == "cuda" else "reference",
     )
     session = create_session(model, config, prompt_cells=cells, max_new=16, environ={})
