@@ -168,7 +168,7 @@ class PromptPlan:
         """Return the pages that `cells` cells can touch, wherever they begin."""
         page = self.shape.geometry.page_cells
         aligned = self.way.chunk % page == 0 and cells % page == 0
-        return cells // page + (0 if aligned else 2)
+        return min(cells // page + (0 if aligned else 2), self.shape.geometry.pages)
 
 
 def _lay(

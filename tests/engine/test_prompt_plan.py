@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -9,9 +10,13 @@ import pytest
 import torch
 
 from strata.arena import ALIGNMENT_BYTES, Arena, tensor_bytes
+from strata.config import KvConfig, Selection, SessionConfig
+from strata.errors import BudgetError
+from strata.kernels import device
 from strata.kv.geometry import KvGeometry
 from strata.lm import LanguageModel
 from strata.prompt.plan import WAYS, PromptPlan, PromptShape, serves_prompts
+from strata.session import Session, create_session
 
 CPU = torch.device("cpu")
 
@@ -76,6 +81,28 @@ def test_a_ring_of_every_page_needs_no_buffer_and_a_short_context_no_full_chunk(
     short = shape_of(bundled, pages=7, slots=5).plans()[0]
     assert short.rows == short.tile == 128
     assert "segment 0" not in short.places(), "there is no past to bring in"
+
+
+@pytest.mark.parametrize(("page", "select"), [(5, 0), (5, 40), (9, 1), (100, 0), (1024, 0)])
+def test_the_least_budget_that_is_named_is_enough_for_a_short_context(
+    tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch, page: int, select: int
+) -> None:
+    """A ring of fewer pages may not need more than one of all, or no ring would seem to fit."""
+    monkeypatch.setattr(device, "has_kernels", lambda tensor: True)
+
+    def create(budget_bytes: int) -> Session:
+        kv = KvConfig(page_cells=page, selection=Selection(cells=select))
+        config = SessionConfig(kv=kv, vram_budget_bytes=budget_bytes)
+        return create_session(tiny, config, prompt_cells=2, max_new=3, environ={})
+
+    with pytest.raises(BudgetError) as refused:
+        create(1)
+    named = re.search(r"least that can is (\d+)KiB", str(refused.value))
+    assert named
+    least = int(named[1]) * 1024
+    assert sum(create(least).ledger.values()) <= least
+    with pytest.raises(BudgetError):
+        create(least - 1024)
 
 
 def test_models_that_kernels_cannot_serve_are_told_apart(bundled: LanguageModel) -> None:
