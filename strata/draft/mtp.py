@@ -86,11 +86,12 @@ class MtpDrafter:
         assert self._pending, "propose needs a verified token since the last proposal"
         tokens = torch.cat([t for t, _ in self._pending])
         hidden = torch.cat([h for _, h in self._pending])
-        self._pending.clear()
-        start = self._next_cell
-        self._next_cell += len(tokens)
-        positions = torch.arange(start, self._next_cell, device=tokens.device)
+        end = self._next_cell + len(tokens)
+        positions = torch.arange(self._next_cell, end, device=tokens.device)
         q, residual = self.write_rows(tokens, hidden, positions, committed=True)
+        # Not before: what Ctrl-C keeps from being written is a prompt's, and a rewind needs it.
+        self._next_cell = end
+        self._pending.clear()
         return q[-1:], residual[-1:]
 
     def advance(self, cells: int) -> None:

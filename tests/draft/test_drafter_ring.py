@@ -187,6 +187,34 @@ def test_rewind_right_after_a_prompt_of_any_length(tiny: LanguageModel) -> None:
         assert (first.tokens, first.accepted) == (again.tokens, again.accepted)
 
 
+def test_ctrl_c_while_a_prompt_s_cells_are_written_leaves_them_to_be_written(
+    tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = SamplingParams(max_new=12, ignore_eos=True)
+    runs = []
+    for interrupts in (False, True):
+        session = create_session(
+            tiny,
+            SessionConfig(spec=SpecConfig(drafts=3)),
+            prompt_cells=90,
+            max_new=12,
+            environ={},
+        )
+        session.prefill(prompt_of(tiny, 90, seed=4))
+        if interrupts:
+            with monkeypatch.context() as patch:
+                patch.setattr(session.engine.drafter, "write_rows", press_ctrl_c)
+                assert session.generate(params).stopped == "interrupted"
+            session.rewind()
+        runs.append(session.generate(params))
+    assert runs[0].tokens == runs[1].tokens
+    assert runs[0].accepted == runs[1].accepted
+
+
+def press_ctrl_c(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("chunk", [7, 100, 511, 2_000])
 def test_a_prompt_leaves_the_same_cells_whatever_its_chunks(
     tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch, chunk: int
