@@ -144,18 +144,20 @@ class Session:
         engine, sampler = self.engine, Sampler(params)
         self._check_room(engine.kv.committed + params.max_new, "prompt and new tokens")
         count = _draft_count(self.drafts, self.model.device)
+        # Refused drafts are all made: what stops early would set the limit of those that count.
+        min_p = 0.0 if engine.refuse_drafts else self._min_p
         collector = Collector(params, self.model.tokenizer, on_text)
         out = collector.out
         start = time.perf_counter()
         kv_before, experts_before = engine.kv_counters(), engine.expert_counters()
         try:
             token, drafts = engine.first_token(sampler), count.next()
-            engine.prepare(drafts, self._min_p, at_most=collector.room - 2)
+            engine.prepare(drafts, min_p, at_most=collector.room - 2)
             going = collector.take([token])
             out.first_token_s = out.times_s[0] - start
             while going:
                 # A round gives one token more than it drafts.
-                engine.launch(sampler, drafts, self._min_p, at_most=collector.room - 1)
+                engine.launch(sampler, drafts, min_p, at_most=collector.room - 1)
                 collector.catch_up()  # while a GPU is at the round
                 done = engine.collect()
                 count.learn(done.drafted, done.accepted)

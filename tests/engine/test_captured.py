@@ -60,13 +60,14 @@ SHALLOW = {"selection": Selection(cells=352), "resident_cells": 0}
 """A selection that the depth grows past within the run."""
 
 
+@pytest.mark.parametrize("min_p", [0.0, 0.3])
 @pytest.mark.parametrize("captured", [False, True])
 def test_refused_drafts_are_made_verified_and_given_back(
-    model: LanguageModel, captured: bool
+    model: LanguageModel, captured: bool, min_p: float
 ) -> None:
     plain = open_session(model, captured=captured, **SMALL)
     want = plain.generate(SamplingParams(max_new=NEW, ignore_eos=True))
-    session = open_session(model, captured=captured, drafts=3, **SMALL)
+    session = open_session(model, captured=captured, drafts=3, min_p=min_p, **SMALL)
     session.engine.refuse_drafts = True
     for _ in range(2):
         done = session.generate(SamplingParams(max_new=NEW, ignore_eos=True))
