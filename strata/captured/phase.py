@@ -36,11 +36,13 @@ class Phase:
         _know_generator(device)
         stream = _capture_stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP_RUNS):
-                body()
-                undo()
-        torch.cuda.current_stream(device).wait_stream(stream)
+        try:
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UP_RUNS):
+                    body()
+                    undo()
+        finally:  # also after Ctrl-C: a rewind may not overtake what is under way
+            torch.cuda.current_stream(device).wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         # A graph that the collector frees while another is captured spoils the capture.
         gc.collect()

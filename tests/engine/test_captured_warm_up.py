@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from typing import ClassVar
+
 import pytest
 import torch
 
-from strata.captured import CapturedEngine, engine
+from strata.captured import CapturedEngine, engine, phase
 from strata.captured.phase import WARM_UP_RUNS, Phase
 from strata.config import KvConfig, SamplingParams, SessionConfig, SpecConfig
 from strata.engine import Engine
@@ -49,3 +52,30 @@ def test_a_warm_up_leaves_no_trace(
         session.engine.kv.residency.check_integrity()
         results.append((done.tokens, done.rounds, done.accepted, str(done.kv)))
     assert results[0] == results[1]
+
+
+class Stream:
+    """A stream that notes who waits for whom."""
+
+    waited: ClassVar[list[tuple[str, str]]] = []
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def wait_stream(self, other: Stream) -> None:
+        self.waited.append((self.name, other.name))
+
+
+def test_after_ctrl_c_nothing_overtakes_a_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    main, side = Stream("main"), Stream("side")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(phase, "_capture_stream", lambda device: side)
+    monkeypatch.setattr(phase, "_know_generator", lambda device: None)
+
+    def press_ctrl_c() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Phase(press_ctrl_c, lambda: None, torch.device("cuda"), None, True)
+    assert Stream.waited == [("side", "main"), ("main", "side")]
