@@ -73,7 +73,10 @@ class ObjectReader:
 
     def share(self, name: str) -> float:
         """Return a number from 0 up to, but not at, 1."""
-        return 0.0 if self.take(name) == 0 else self.number(name, above=0.0, below=1.0)
+        value = self.take(name)
+        if value == 0 and not isinstance(value, bool):
+            return 0.0
+        return self.number(name, above=0.0, below=1.0)
 
     def boolean(self, name: str) -> bool:
         """Return true or false."""

@@ -139,6 +139,7 @@ def test_the_published_schema_is_one():
 
 REMOVE = object()
 VIOLATIONS = [
+    (("margin",), False, "margin must be a number"),
     (("created",), "yesterday", "created must be a UTC instant"),
     (("created",), REMOVE, "created is missing"),
     (("extra",), 1, "extra is not a field"),

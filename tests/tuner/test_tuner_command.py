@@ -258,7 +258,7 @@ def test_ctrl_c_and_sigterm_stop_cleanly(
             break
     driver.send_signal(number)
     rest = driver.communicate(timeout=120)[1]
-    assert driver.returncode == 130
+    assert driver.returncode == 130, rest
     assert "go on with --resume" in rest
     assert "Traceback" not in rest
     assert len(stored_ids(tmp_path / "runs" / "strata.duckdb")) % 4 == 0
