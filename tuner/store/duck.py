@@ -73,15 +73,27 @@ class DuckStore(TrialStore):
             self._insert("studies", STUDY_COLUMNS, [study.to_json()])
 
     def add_trials(self, records: Sequence[TrialRecord]) -> None:
-        """Add the runs of a pair, all or none."""
+        """Add the runs of a pair, all or none; a Ctrl-C meanwhile waits for them."""
         ids = [record.trial_id for record in records]
+        check_new(records, studies=self._study_keys(), known=self._known(ids))
+        try:
+            self._write_trials(records)
+        except KeyboardInterrupt:
+            if not self._known(ids):
+                self._write_trials(records)
+            raise
+
+    def _write_trials(self, records: Sequence[TrialRecord]) -> None:
+        with self._transaction():
+            self._insert("trials", tuple(COLUMNS), [record.to_json() for record in records])
+
+    def _known(self, ids: list[str]) -> set[str]:
+        """Return which of `ids` are stored."""
         with self._reported("cannot be read"):
             found = self._db.execute(
                 "SELECT trial_id FROM trials WHERE trial_id IN (SELECT unnest(?))", [ids]
             ).fetchall()
-        check_new(records, studies=self._study_keys(), known={row[0] for row in found})
-        with self._transaction():
-            self._insert("trials", tuple(COLUMNS), [record.to_json() for record in records])
+        return {row[0] for row in found}
 
     def studies(self) -> list[StudyRecord]:
         """Return every study, oldest first."""
@@ -293,6 +305,10 @@ class DuckStore(TrialStore):
             raise StoreError(f"{self.path} {what}: {_reason(error)}") from None
         except OSError as error:
             raise StoreError(f"{self.path} {what}: {error.strerror or error}") from None
+        except RuntimeError as error:
+            if "interrupted" not in str(error):
+                raise
+            raise KeyboardInterrupt from None  # DuckDB's word for a signal in mid-statement
 
 
 def plain_rows(
