@@ -18,8 +18,9 @@ $(STAMP): pyproject.toml constraints.txt
 tune: env
 	$(BIN)/strata tune $(ARGS)
 
+# A process a core, each with one thread; a file's tests stay together and share what they load.
 test: env
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 lint: env
 	$(BIN)/ruff check .
