@@ -124,6 +124,8 @@ def generate(
     loaded = load_model(model or bundled_model_path(), device)
     ids = _prompt_ids(loaded, text, passage)
     session = create_session(loaded, config, prompt_cells=len(ids), max_new=max_new)
+    if device == "auto" and loaded.device.type == "cpu":
+        note("no CUDA device: running on the CPU in float32")
     warn(session.warnings)
     note(session.decision.log_line)
     _run(session, ids, params, json_file)

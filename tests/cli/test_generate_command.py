@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from generate_samples import COMMAND, generate, spawn, stats
 
 from strata.lm import LanguageModel
@@ -119,6 +120,8 @@ def test_stdout_has_the_text_and_stderr_the_rest() -> None:
     assert result.exit_code == 0
     assert "KV ring fixed" in result.stderr
     assert "tok/s" in result.stderr
+    said = result.stderr.count("no CUDA device: running on the CPU in float32")
+    assert said == (0 if torch.cuda.is_available() else 1)
     assert "tok/s" not in result.stdout
     assert result.stdout == stats("import ", "--max-new", 12, "--ignore-eos")["text"] + "\n"
 
