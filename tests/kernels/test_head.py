@@ -185,3 +185,12 @@ def test_a_captured_draw_reads_its_seed_and_positions_at_replay() -> None:
         drawn.tokens.fill_(-7)
         graph.replay()
         assert torch.equal(drawn.tokens, launch().tokens)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("device", DEVICES)
+def test_scores_that_are_all_nan_draw_a_token_that_exists(device: str) -> None:
+    case = Case(rows=2, hidden=32, vocab=50, dtype=torch.float32, exact=False)
+    case.x[1] = float("nan")
+    drawn = case.draw(device, seed=None)
+    assert 0 <= int(drawn.tokens[1]) < 50

@@ -160,6 +160,8 @@ def _pick(
         new_top = tl.maximum(top, tl.max(tops, 0))
         total = total * tl.exp(top - new_top) + tl.sum(sums * tl.exp(tops - new_top), 0)
         top = new_top
+    # Where every score is NaN none is the best; token 0 at least has an embedding.
+    token = tl.where(token < 0x7FFFFFFF, token, 0)
     tl.store(tokens_ptr + row, token.to(tl.int64))
     tl.store(shares_ptr + row, tl.exp(raw - top) / total)
 
