@@ -120,17 +120,9 @@ class MtpDrafter:
 
     def output(self, q: torch.Tensor, x: torch.Tensor, position: int) -> torch.Tensor:
         """Return the layer's normed output [1, H] for the row whose cell is `position`."""
-        return self._finish(q, x, self.ring.read(position), None)
-
-    def output_at(self, q: torch.Tensor, x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-        """Return what `output` does for `position` [1] on the device."""
-        return self._finish(q, x, *self.ring.read_at(position))
-
-    def _finish(
-        self, q: torch.Tensor, x: torch.Tensor, kv: torch.Tensor, mask: torch.Tensor | None
-    ) -> torch.Tensor:
         w, c = self._w, self._model.config
+        kv = self.ring.read(position)
         grouped = q.view(1, 1, c.kv_heads, c.group, c.head_dim)
-        x = x + w.attention.out(attend(grouped, kv[None, 0], kv[None, 1], mask))
+        x = x + w.attention.out(attend(grouped, kv[None, 0], kv[None, 1], None))
         x = x + dense_mlp(rms_norm(x, w.attention.post_norm, c.norm_eps), w.gate_up, w.down)
         return rms_norm(x, w.norm, c.norm_eps)

@@ -66,16 +66,6 @@ class DrafterRing:
         at = torch.arange(first, position + 1, device=self.cells.device) % self.capacity
         return self.cells.index_select(0, at).permute(1, 2, 0, 3)
 
-    def read_at(self, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what `read` does for `position` [1] on the device, padded to W cells.
-
-        The cells are [2, K, W, D], the mask [1, 1, W] is minus infinity where there is no cell.
-        """
-        cells = torch.arange(1 - self.window, 1, device=self.cells.device) + position
-        window = self.cells.index_select(0, cells % self.capacity).permute(1, 2, 0, 3)
-        mask = torch.zeros(1, 1, self.window, dtype=self.cells.dtype, device=self.cells.device)
-        return window, mask.masked_fill_(cells < 1, -torch.inf)
-
     def committed(self, cells: int) -> torch.Tensor:
         """Return a copy of the first `cells` committed cells, cell 0 included, on the CPU."""
         if self.cells.is_cuda:
