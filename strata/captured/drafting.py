@@ -10,7 +10,7 @@ import torch
 from strata.captured.layers import Rows
 from strata.draft.mtp import MtpDrafter
 from strata.kernels.embed import join_rows
-from strata.kernels.experts import Settled, slot_product
+from strata.kernels.experts import slot_product
 from strata.kernels.out_proj import project_out
 from strata.kernels.paged_attention import Splits
 from strata.kernels.qkv import CellStore, project_cells
@@ -90,14 +90,7 @@ class DraftLayer:
             counter=one.counter,
             row=row,
         )
-        settled = Settled(
-            residual=one.residual,
-            gain=w.norm,
-            eps=c.norm_eps,
-            normed=one.normed,
-            parts=one.parts,
-            counter=one.counter,
-        )
+        settled = one.settled(w.norm, c.norm_eps)
         return slot_product(one.normed, self._only, self._whole, w.mlp[None], settled=settled)
 
     def take(self, q: torch.Tensor, residual: torch.Tensor) -> None:

@@ -38,6 +38,17 @@ class Rows:
         kept = of_part(buffers, part)
         return cls(**{field.name: kept[field.name] for field in fields(cls)})
 
+    def settled(self, gain: torch.Tensor, eps: float) -> Settled:
+        """Return where a product goes that is added to the residual and normed by `gain` [H]."""
+        return Settled(
+            residual=self.residual,
+            gain=gain,
+            eps=eps,
+            normed=self.normed,
+            parts=self.parts,
+            counter=self.counter,
+        )
+
     def first(self, rows: int) -> Rows:
         """Return the first `rows` rows."""
         return Rows(
@@ -104,14 +115,7 @@ class DecodeLayers:
                     weights=weights,
                 ),
             )
-            settled = Settled(
-                residual=r.residual,
-                gain=gain,
-                eps=eps,
-                normed=r.normed,
-                parts=r.parts,
-                counter=r.counter,
-            )
+            settled = r.settled(gain, eps)
             self._experts.product(r.normed, ids, weights, i * c.experts, settled)
         return r.normed
 
