@@ -228,10 +228,11 @@ def create_session(
         shape = (2, g.kv_heads, g.head_dim)
         ring = DrafterRing(shape, window, g.pages * g.page_cells, model.dtype, arena)
         drafter = MtpDrafter(model, ring)
-    obstacle = _phase_obstacle(model, config, kv)
-    if obstacle:
+    phases = config.rounds != "reference" and model.device.type == "cuda"
+    if phases and (obstacle := capture_obstacle(kv.geometry, kv.victims, model.config.group)):
         warnings.append(f"rounds are not captured as CUDA graphs: {obstacle}")
-    if obstacle or config.rounds == "reference" or model.device.type != "cuda":
+        phases = False
+    if not phases:
         engine = Engine(model, kv, experts, drafter)
     else:
         specs = demand.round_buffers(decision.pool_cells, slots)
@@ -242,13 +243,6 @@ def create_session(
     if plan is not None:
         engine.prompt = PromptRunner(model, kv, experts, plan, arena)
     return Session(engine, arena, decision, warnings, drafts, config.spec.min_p, window)
-
-
-def _phase_obstacle(model: LanguageModel, config: SessionConfig, kv: KvCache) -> str:
-    """Return why the session's rounds cannot be phases where they are asked to, empty if not."""
-    if config.rounds == "reference" or model.device.type != "cuda":
-        return ""
-    return capture_obstacle(kv.geometry, config.kv.victims, model.config.group)
 
 
 def _resolve_drafts(model: LanguageModel, config: SessionConfig) -> int | str:

@@ -104,23 +104,24 @@ class KvCache:
 
     def begins_page(self, rows: int) -> bool:
         """Return whether a window of `rows` rows has a page that is not born yet."""
-        last_page = (self.committed + rows - 1) // self.geometry.page_cells
+        last_page = self._last_page(rows)
         assert last_page < self.geometry.pages, "window past the session's max context"
         return last_page >= self.born_pages
 
     def note_born(self, rows: int) -> None:
         """Take note that the pages of a window of `rows` rows were born on the device."""
-        self.born_pages = (self.committed + rows - 1) // self.geometry.page_cells + 1
+        self.born_pages = self._last_page(rows) + 1
         self._planned_pages = 0
+
+    def _last_page(self, rows: int) -> int:
+        """Return the last page of a window of `rows` rows behind the committed cells."""
+        return (self.committed + rows - 1) // self.geometry.page_cells
 
     def _bear_rest(self) -> None:
         """Give every page to come its slot at once: there is one for each."""
         g = self.geometry
         self.residency.admit_rest(self.born_pages)
-        if self.bounds is not None:
-            rest = self.bounds[:, :, self.born_pages :]
-            rest[..., : g.head_dim] = -torch.inf
-            rest[..., g.head_dim :] = torch.inf
+        self.reset_bounds(self.born_pages, g.pages)
         self.born_pages = g.pages
         self._planned_pages = 0
 
@@ -129,7 +130,7 @@ class KvCache:
 
         No table is asked: the newest pages have slots, so what lacks one is what slots lack.
         """
-        pages = (self.committed + rows - 1) // self.geometry.page_cells + 1
+        pages = self._last_page(rows) + 1
         in_place = max(0, self.born_pages - self.geometry.slots)
         for layer in range(self.geometry.layers):
             self._count_dense(layer, pages, in_place)
@@ -148,8 +149,7 @@ class KvCache:
     def _plan_dense(self, pages: int) -> None:
         """Find where the first `pages` pages lie, unless nothing has moved since."""
         if self._planned_pages != pages:
-            moved = self._planned_pages == 0
-            self._planned_in_place = self._reader.plan_dense(pages, moved=moved)
+            self._planned_in_place = self._reader.plan_dense(pages)
             self._planned_pages = pages
 
     def _count_dense(self, layer: int, pages: int, in_place: int) -> None:

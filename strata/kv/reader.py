@@ -24,10 +24,10 @@ class Reader(Protocol):
     def open(self, window: Window) -> None:
         """Prepare for the rows of `window`."""
 
-    def plan_dense(self, pages: int, *, moved: bool) -> list[int]:
+    def plan_dense(self, pages: int) -> list[int]:
         """Prepare to read pages 0 .. `pages` - 1 of every layer; return how many lie in place.
 
-        `moved` says whether a page of the table may have moved since the last plan.
+        Holds until a page of the table moves.
         """
 
     def dense(self, layer: int, q: torch.Tensor, window: Window) -> torch.Tensor:
@@ -52,7 +52,7 @@ class GatherReader:
         """Lay out the mask, the same for every layer."""
         self._mask = _mask(self._transfer.geometry, window)
 
-    def plan_dense(self, pages: int, *, moved: bool) -> list[int]:
+    def plan_dense(self, pages: int) -> list[int]:
         """Look every page up once, for as many windows as the plan holds."""
         every = torch.arange(pages, device=self._table.device)
         self._plans = [self._transfer.plan(every, row[:pages].long()) for row in self._table]
@@ -78,18 +78,15 @@ class PagedReader:
     def __init__(self, transfer: Transfer, table: torch.Tensor) -> None:
         self._transfer = transfer
         self._table = table
-        self._in_place = torch.zeros(0)  # [L, P], pages up to each that have no slot
         count = transfer.geometry.select_pages
         self._first = torch.arange(count, device=table.device)
 
     def open(self, window: Window) -> None:
         """Do nothing: positions say what a row may read."""
 
-    def plan_dense(self, pages: int, *, moved: bool) -> list[int]:
-        """Count what has no slot, of every number of pages at once: the count waits for the GPU."""
-        if moved:
-            self._in_place = (self._table < 0).cumsum(1).cpu()
-        counts: list[int] = self._in_place[:, pages - 1].tolist()
+    def plan_dense(self, pages: int) -> list[int]:
+        """Count what has no slot."""
+        counts: list[int] = (self._table[:, :pages] < 0).sum(1).tolist()
         return counts
 
     def dense(self, layer: int, q: torch.Tensor, window: Window) -> torch.Tensor:
