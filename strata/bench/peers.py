@@ -19,7 +19,7 @@ import torch
 
 from strata.bench.decode import Drafts, count_agreeing
 from strata.bench.spread import Spread
-from strata.config import SamplingParams, SessionConfig, SpecConfig
+from strata.config import KvConfig, SamplingParams, SessionConfig, SpecConfig
 from strata.device import every_core
 from strata.errors import UsageError
 from strata.lm.model import LanguageModel
@@ -80,9 +80,11 @@ class StrataArm:
 
     warm_ups = 1
 
-    def __init__(self, model: LanguageModel, ids: list[int], drafts: Drafts, new: int) -> None:
+    def __init__(
+        self, model: LanguageModel, ids: list[int], drafts: Drafts, ring: int | None, new: int
+    ) -> None:
         self.name = f"strata, drafts {drafts}"
-        config = SessionConfig(spec=SpecConfig(drafts=drafts))
+        config = SessionConfig(kv=KvConfig(resident_cells=ring), spec=SpecConfig(drafts=drafts))
         self._params = SamplingParams(max_new=new, ignore_eos=True)
         self._session = create_session(
             model, config, prompt_cells=len(ids), max_new=new, environ={}
@@ -192,6 +194,7 @@ def measure_peers(
     ids: list[int],
     *,
     drafts: list[Drafts],
+    ring: int | None,
     peers: list[str],
     new: int,
     repeats: int,
@@ -199,10 +202,11 @@ def measure_peers(
 ) -> list[PeerFigure]:
     """Return the figure of every arm, strata's first; `on_step` follows each generation.
 
-    Arms run in turn, `repeats` times. A peer that raises in a generation before the timed ones is
-    a figure with an error; `transformers` of some versions cannot draft.
+    strata's rings have the cap `ring`, None for the default. Arms run in turn, `repeats` times. A
+    peer that raises in a generation before the timed ones is a figure with an error; `transformers`
+    of some versions cannot draft.
     """
-    ours: list[Arm] = [StrataArm(model, ids, n, new) for n in drafts]
+    ours: list[Arm] = [StrataArm(model, ids, n, ring, new) for n in drafts]
     theirs: list[Arm] = [PeerArm(name, peer, ids, new) for name in peers]
     errors: dict[str, str] = {}
     tokens: dict[str, list[int]] = {}

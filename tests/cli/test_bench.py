@@ -150,11 +150,12 @@ def test_evict_writes_both_ends_of_a_continuation() -> None:
 
 def test_peers_take_turns_and_draw_the_same_tokens() -> None:
     pytest.importorskip("transformers")
-    words = ("--depth", "64", "--spec", "0,1", "--max-new", "16")
+    words = ("--depth", "64", "--spec", "0,1", "--ring", "48", "--max-new", "16")
     shown = bench("peers", *words, "--peers", "dynamic", *TINY_ON_CPU)
     assert shown.exit_code == 0, shown.output
     assert shown.stdout.count("16 of 16") == 3
     written = json.loads(bench("peers", *words, *TINY_ON_CPU, "--json", "-").stdout)
+    assert written["ring_cap"] == 48
     figures = {f["arm"]: f for f in written["figures"]}
     assert list(figures) == [
         "strata, drafts 0",

@@ -39,6 +39,12 @@ def command(
     spec: Annotated[
         str, typer.Option(metavar="LIST", help="Drafts a round of strata, like 0,1,3,auto.")
     ] = "0,1,3",
+    ring: Annotated[
+        str,
+        typer.Option(
+            metavar="CELLS|auto", help="Cap of strata's ring; 0 keeps everything resident."
+        ),
+    ] = "auto",
     peers: Annotated[
         str | None,
         typer.Option(
@@ -68,6 +74,7 @@ def command(
     cache with compiled decoding and K/V offloaded to host memory.
     """
     drafts = opt.parse_list(spec, opt.parse_drafts)
+    cap = opt.parse_ring(ring)
     depths = None if depth is None else opt.parse_list(depth, opt.parse_depth)
     check_json_target(json_file)
     calm()
@@ -99,6 +106,7 @@ def command(
                 peer,
                 ids,
                 drafts=drafts,
+                ring=cap,
                 peers=names,
                 new=new,
                 repeats=repeats,
@@ -120,7 +128,7 @@ def command(
 
         facts = {"bench": NAME, "device": name, "model_hash": loaded.model_hash, "seed": seed}
         facts |= {"torch": str(torch.__version__), "transformers": version}
-        facts |= {"max_new": new, "repeats": repeats}
+        facts |= {"max_new": new, "repeats": repeats, "ring_cap": cap}
         rows = [{"depth": cells, **asdict(f)} for cells, listed in figures.items() for f in listed]
         write_json(json_file, {**facts, "figures": rows})
 
