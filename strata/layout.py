@@ -153,7 +153,7 @@ class Demand:
     def _model_bytes(self) -> int:
         """Return the bytes of the budget that are no session's to share out."""
         device = self.model.device
-        return block_bytes(self.model.weights.device_bytes(), device) + outside_bytes(device)
+        return block_bytes(self.model.weights.device_bytes, device) + outside_bytes(device)
 
     def fits(self, pool_cells: int, expert_slots: int) -> bool:
         """Return whether the budget holds weights, pool and slots together."""

@@ -86,7 +86,7 @@ class Session:
     @property
     def ledger(self) -> dict[str, int]:
         """Return device bytes by name: the model's weights, then what the session carved."""
-        ledger = {"weights": self.model.weights.device_bytes()}
+        ledger = {"weights": self.model.weights.device_bytes}
         if isinstance(self.engine.experts, ResidentExperts):
             experts = self.model.device_experts()
             ledger["experts"] = experts.numel() * experts.element_size()

@@ -81,6 +81,8 @@ def serve(engine: Engine, *, parent: int, isolation: Isolation = "process") -> i
         emit({"event": "refused", "message": str(error)})
         return 2
 
+    gc.freeze()  # a fork's collections need not look at all that was imported, nor copy it
+
     def work(request: dict[str, Any]) -> None:
         if request["op"] == "describe":
             _describe(engine, request, emit)

@@ -45,7 +45,6 @@ class Phase:
             torch.cuda.current_stream(device).wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         # A graph that the collector frees while another is captured spoils the capture.
-        gc.collect()
         collecting = gc.isenabled()
         gc.disable()
         try:

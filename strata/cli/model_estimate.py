@@ -130,7 +130,7 @@ def geometry_of(ledger: Ledger, ask: Ask) -> Geometry:
         page_cells=ask.page_cells,
         cell_bytes=2 * c.kv_heads * c.head_dim * size,
         bounds_bytes=2 * c.kv_heads * c.head_dim * 4 if g.select_pages else 0,
-        resident_bytes=w.device_bytes() - drafter - (0 if c.tied else table),
+        resident_bytes=w.device_bytes - drafter - (0 if c.tied else table),
         expert_bytes=tensor_bytes(tuple(w.experts.shape[1:]), model.dtype),
         experts_per_token=c.experts_per_token,
         num_experts=c.layers * c.experts,

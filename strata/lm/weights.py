@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 import torch
 
@@ -42,7 +43,7 @@ class MtpWeights:
     norm: torch.Tensor  # [H]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Weights:
     """Everything a model computes with; routed experts stay in host memory."""
 
@@ -54,8 +55,9 @@ class Weights:
     mtp: MtpWeights | None
     experts: torch.Tensor  # host [L * E, 3I, H]: gate, up, then down transposed
 
+    @cached_property
     def device_bytes(self) -> int:
-        """Return the bytes on the device; routed experts are left out.
+        """The bytes on the device; routed experts are left out.
 
         A tied head that is packed for the CPU is a copy of the embedding and counts as one.
         """

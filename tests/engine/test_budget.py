@@ -50,7 +50,7 @@ def ask(depth: int, drafts: int, select: int, budget: int) -> Ask:
 def test_weights_arena_and_what_is_outside_fill_a_budget(
     ledger: Ledger, depth: int, drafts: int, select: int
 ) -> None:
-    weights = block_bytes(ledger.model.weights.device_bytes(), GPU)
+    weights = block_bytes(ledger.model.weights.device_bytes, GPU)
     filled = 0
     for budget in (40 * MIB, 47 * MIB + 12_345, 80 * MIB):
         asked = ask(depth, drafts, select, budget)

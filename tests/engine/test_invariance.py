@@ -42,7 +42,7 @@ def config(**changes: Any) -> SessionConfig:
 def budget(model: LanguageModel, *, experts: int) -> int:
     """Return a budget that leaves room for the ring and for `experts` of the experts."""
     expert_bytes = model.weights.experts[0].nbytes
-    return model.weights.device_bytes() + (22 << 20) + experts * expert_bytes
+    return model.weights.device_bytes + (22 << 20) + experts * expert_bytes
 
 
 AXES: dict[str, list[dict[str, Any]]] = {

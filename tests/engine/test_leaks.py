@@ -37,7 +37,7 @@ def use_session(model: LanguageModel, draw: random.Random, text: list[int]) -> N
             window_cells=draw.choice([None, 0, 48]),
             min_p=draw.choice([0.0, 0.0, 0.4]),
         ),
-        vram_budget_bytes=draw.choice([None, model.weights.device_bytes() + 24 * MIB]),
+        vram_budget_bytes=draw.choice([None, model.weights.device_bytes + 24 * MIB]),
     )
     params = SamplingParams(
         max_new=new, temperature=draw.choice([0.0, 0.8]), top_p=draw.choice([1.0, 0.9])

@@ -120,7 +120,7 @@ def test_any_session_gives_the_tokens_of_the_plainest(
         "max_context_cells": context,
     }
     if budget is not None:
-        odd["vram_budget_bytes"] = tiny.weights.device_bytes() + 70_000 + budget
+        odd["vram_budget_bytes"] = tiny.weights.device_bytes + 70_000 + budget
     chunks = {"PROMPT_CHUNK": {"cpu": chunk}, "PROMPT_SEGMENT": {"cpu": segment}}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in chunks.items():

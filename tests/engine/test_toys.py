@@ -226,7 +226,7 @@ def test_a_round_is_one_launch_and_one_wait(
 ) -> None:
     """The host decides nothing within a round: it launches a graph and waits for its tokens."""
     model = load_model(TINY, "cuda")
-    budget = model.weights.device_bytes() + (24 << 20) if experts else None
+    budget = model.weights.device_bytes + (24 << 20) if experts else None
     new = (ROUNDS + 3) * (drafts + 1)
     session = open_session(
         model, ring=ring, selection=selection, drafts=drafts, new=new, budget=budget

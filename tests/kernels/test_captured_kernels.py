@@ -33,7 +33,7 @@ def open_session(
     """Return a session behind its prompt, which plain torch ran."""
     budget = None
     if experts is not None:
-        budget = model.weights.device_bytes() + 900_000 + experts * model.weights.experts[0].nbytes
+        budget = model.weights.device_bytes + 900_000 + experts * model.weights.experts[0].nbytes
     config = SessionConfig(
         kv=KvConfig(**kv),
         spec=SpecConfig(drafts=drafts, window_cells=16),

@@ -49,7 +49,7 @@ def session_of(
 def small_budget(model: LanguageModel) -> int:
     """Return a budget that is nearly the least: a GPU's arena has at least ten MiB."""
     room = 13 << 20 if model.device.type == "cuda" else 1 << 19
-    return model.weights.device_bytes() + room
+    return model.weights.device_bytes + room
 
 
 def test_the_torch_engine_agrees(model: LanguageModel) -> None:
