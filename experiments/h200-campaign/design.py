@@ -42,7 +42,9 @@ def main() -> None:
         print("| budget | best single ring | mean loss | worst | default's mean loss | best ring |")
         print("| --- | --- | --- | --- | --- | --- |")
         for budget in BUDGETS_MIB:
-            print(line(plan, sessions(plan, ledger, budget), time, budget))
+            asked = sessions(plan, ledger, budget)
+            if not asked.empty:
+                print(line(plan, asked, time, budget))
 
 
 def sweep(results: list[Path]) -> pd.DataFrame:
