@@ -202,9 +202,20 @@ class Engine:
         """
         self._begun = (sampler, min(drafts, at_most), min_p)
 
+    def foresees(self, drafts: int, min_p: float) -> bool:
+        """Return whether such a round may be launched before the one under way is collected.
+
+        All its drafts must count. Here nothing is under way while the host is.
+        """
+        return False
+
+    def discard(self) -> None:
+        """Give up rounds that nobody will collect; a `rewind` has to follow."""
+        self._begun = None
+
     @torch.inference_mode()
     def collect(self) -> Round:
-        """Return the round that was begun, ended."""
+        """Return the oldest round that was begun, ended."""
         assert self._last is not None, "round follows first_token"
         assert self._begun is not None, "collect follows launch"
         (sampler, drafts, min_p), self._begun = self._begun, None

@@ -155,17 +155,26 @@ class Session:
             engine.prepare(drafts, min_p, at_most=collector.room - 2)
             going = collector.take([token])
             out.first_token_s = out.times_s[0] - start
+            ahead = False
             while going:
                 # A round gives one token more than it drafts.
-                engine.launch(sampler, drafts, min_p, at_most=collector.room - 1)
-                collector.catch_up()  # while a GPU is at the round
+                if not ahead:
+                    engine.launch(sampler, drafts, min_p, at_most=collector.room - 1)
+                known = not count.learns_from(drafts)
+                following = count.next() if known else 0
+                fits = following < collector.room - drafts - 1
+                ahead = known and fits and engine.foresees(following, min_p)
+                if ahead:
+                    engine.launch(sampler, following, min_p, at_most=following)
+                collector.catch_up()  # while a GPU is at the rounds
                 done = engine.collect()
                 count.learn(done.drafted, done.accepted)
                 out.note_round(done.drafted, done.accepted)
                 going = collector.take(done.tokens)
-                drafts = count.next()
+                drafts = following if known else count.next()
         except KeyboardInterrupt:
             out.stopped = "interrupted"
+        engine.discard()
         collector.finish()
         out.kv = engine.kv_counters() - kv_before
         out.experts = engine.expert_counters() - experts_before

@@ -5,11 +5,14 @@ rows, draws the target tokens, counts how many drafts they equal, moves the comm
 drafter's cells of all rows are written (those of rejected rows lie ahead of the committed end and
 are overwritten). All of it reads positions, tokens and page tables from device memory, so it is
 one phase, captured once per number of drafts. The host reads one small tensor a round: the target
-tokens and the number accepted.
+tokens and the number accepted. A round that begins no page needs nothing of the host, so it may be
+launched before the host has read the one before it.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -25,12 +28,22 @@ from strata.draft.base import Drafter
 from strata.draft.mtp import MtpDrafter
 from strata.engine import Engine, Round
 from strata.experts.cache import ExpertCache, PooledExperts
-from strata.kernels.accept import Board, accept
+from strata.kernels.accept import ROUNDS_KEPT, Board, accept
 from strata.kv.cache import KvCache
 from strata.kv.counters import Counters
 from strata.lm.model import LanguageModel
 from strata.round_buffers import Buffers, allocate, round_buffers
 from strata.sampling import Sampler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """A round under way."""
+
+    drafts: int
+    counted: int
+    """Drafts that count."""
+    every_page: bool
 
 
 class CapturedEngine(Engine):
@@ -64,18 +77,29 @@ class CapturedEngine(Engine):
             buffers = allocate(specs, model.device)
         self._buffers = buffers
         self._capture = capture and model.device.type == "cuda"
+        self.looks_ahead = self._capture or model.device.type == "cpu"
+        """Whether rounds may be launched ahead. Never launch by launch on a GPU: a kernel there may
+        begin while earlier ones run, and before it waits it reads what earlier rounds wrote."""
         self._pages: Pages = (
             SelectedPages(kv, buffers) if kv.bounds is not None else DensePages(kv, buffers)
         )
         self._phase_experts: PhaseExperts = phase_experts(experts, buffers)
-        self._board = Board.over(buffers["board"])
+        page_counts = buffers["pages.counters"] if kv.bounds is not None else None
+        self._board = Board.over(buffers["board"], page_counts, buffers.get("experts.counters"))
+        self._results = list(self._board.result[:, : MAX_ROWS + 2])
         self._layers = DecodeLayers(model, self._pages, self._phase_experts, buffers)
         self._draft = (
             DraftLayer(model, drafter, buffers) if isinstance(drafter, MtpDrafter) else None
         )
         self._draw: TokenDraw | None = None
         self._phases: dict[tuple[int, float, bool], Phase] = {}
-        self._launched = (0, 0, False)
+        self._under_way: deque[Launched] = deque()
+        self._collected = 0  # rounds behind the first token
+        on_gpu = model.device.type == "cuda"
+        self._ended: list[torch.cuda.Event] = [
+            torch.cuda.Event()  # type: ignore[no-untyped-call]
+            for _ in range(ROUNDS_KEPT * on_gpu)
+        ]
         self._pool = torch.cuda.graph_pool_handle() if self._capture else None
 
     def _round_rows(self, drafts: int, min_p: float, every_page: bool) -> None:
@@ -144,6 +168,8 @@ class CapturedEngine(Engine):
             self._phases = {}
         self._pages.arm()
         self._board.start(self.kv.committed, token, self.kv.geometry.page_cells)
+        self._under_way.clear()
+        self._collected = 0
         if self.refuse_drafts:
             self._board.limit.zero_()
         if self._draft is not None:
@@ -167,8 +193,30 @@ class CapturedEngine(Engine):
             self._board.limit.fill_(0 if self.refuse_drafts else counted)
         every_page = self._pages.before(self._board, drafts + 1)
         self._phase(drafts, min_p, every_page).run()
-        self.forwards += 1
-        self._launched = (drafts, counted, every_page)
+        if self._ended:
+            number = self._collected + len(self._under_way)
+            stream = torch.cuda.current_stream(self.model.device)
+            self._ended[number % ROUNDS_KEPT].record(stream)
+        self._under_way.append(Launched(drafts=drafts, counted=counted, every_page=every_page))
+
+    def foresees(self, drafts: int, min_p: float) -> bool:
+        """Return whether the host has no part in such a round, and its phase is there."""
+        if not self.looks_ahead or len(self._under_way) != 1:
+            return False
+        last = self._under_way[0]
+        ready = (drafts, min_p, last.every_page) in self._phases
+        return ready and self.kv.foresees(drafts + 1, last.drafts + 1)
+
+    @torch.inference_mode()
+    def discard(self) -> None:
+        """Wait for what is under way, and take back what it counted.
+
+        Nothing else needs undoing, because a rewind does so behind any number of rounds.
+        """
+        if self.model.device.type == "cuda":
+            torch.cuda.current_stream(self.model.device).synchronize()
+        self._under_way.clear()
+        self._board.restore_counts(self._collected)
 
     def _drafts_to_run(self, drafts: int, min_p: float, at_most: int) -> int:
         """Return how many drafts a round makes of which `at_most` count."""
@@ -180,17 +228,19 @@ class CapturedEngine(Engine):
     @torch.inference_mode()
     def collect(self) -> Round:
         """Wait for the round, and read what was accepted: the only thing that the host reads."""
-        drafts, counted, every_page = self._launched
-        rows, config = drafts + 1, self.model.config
-        if self.model.device.type == "cuda":
-            torch.cuda.current_stream(self.model.device).synchronize()
-        *drawn, accepted, limit = self._board.result.tolist()
-        self._pages.after(rows, accepted + 1, every_page=every_page)
+        done, number = self._under_way.popleft(), self._collected % ROUNDS_KEPT
+        rows, config = done.drafts + 1, self.model.config
+        if self._ended:
+            self._ended[number].synchronize()
+        *drawn, accepted, limit = self._results[number].tolist()
+        self._collected += 1
+        self.forwards += 1
+        self._pages.after(rows, accepted + 1, every_page=done.every_page)
         self._phase_experts.after(rows * config.experts_per_token * config.layers)
         if isinstance(self.drafter, MtpDrafter):
             self.drafter.advance(accepted + 1)
         self._last = drawn[accepted]
-        drafted = counted if self.refuse_drafts else min(counted, limit)
+        drafted = done.counted if self.refuse_drafts else min(done.counted, limit)
         return Round(drawn[: accepted + 1], drafted, accepted)
 
     def close(self) -> None:

@@ -32,6 +32,9 @@ class DraftCount(Protocol):
     def learn(self, drafted: int, accepted: int) -> None:
         """Take what the round drafted and how many of them were accepted."""
 
+    def learns_from(self, drafts: int) -> bool:
+        """Return whether a round of `drafts` drafts can change what `next` returns behind it."""
+
 
 class FixedDrafts:
     """The same number every round."""
@@ -45,6 +48,10 @@ class FixedDrafts:
 
     def learn(self, drafted: int, accepted: int) -> None:
         """Ignore acceptance."""
+
+    def learns_from(self, drafts: int) -> bool:
+        """Return that no round teaches anything."""
+        return False
 
 
 class AutoDrafts:
@@ -86,3 +93,7 @@ class AutoDrafts:
         """Move the shares of the positions that were tried after an accepted one."""
         for j in range(min(drafted, accepted + 1)):
             self._share[j] = MEMORY * self._share[j] + (1 - MEMORY) * (j < accepted)
+
+    def learns_from(self, drafts: int) -> bool:
+        """Return whether there is a draft to learn from."""
+        return drafts > 0

@@ -108,6 +108,17 @@ class KvCache:
         assert last_page < self.geometry.pages, "window past the session's max context"
         return last_page >= self.born_pages
 
+    def foresees(self, rows: int, under_way: int) -> bool:
+        """Return whether it is known how a window of `rows` rows reads behind one under way.
+
+        Of its `under_way` rows any number may be kept: whatever that is, the next window begins no
+        page, and reads every page or does not.
+        """
+        most = self._last_page(under_way + rows)
+        selected = self.geometry.select_pages
+        sure = not selected or (self._last_page(rows) < selected) == (most < selected)
+        return sure and most < self.born_pages
+
     def note_born(self, rows: int) -> None:
         """Take note that the pages of a window of `rows` rows were born on the device."""
         self.born_pages = self._last_page(rows) + 1

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata.config import MAX_DRAFTS, MAX_ROWS
-from strata.kernels.accept import Board, ref
+from strata.kernels.accept import ROUNDS_KEPT, Board, ref
+from strata.kernels.accept.board import BOARD_SHAPE
 from tests.kernels.devices import DEVICES
 
 triton_accept = pytest.importorskip("strata.kernels.accept.triton")
@@ -22,12 +23,21 @@ triton_accept = pytest.importorskip("strata.kernels.accept.triton")
 FEW_TOKENS = st.lists(st.integers(0, 1), min_size=MAX_ROWS, max_size=MAX_ROWS)
 
 
-def board(device: str, cells: int, page_cells: int) -> Board:
-    """Return a board whose entries all differ."""
-    made = Board.empty(torch.device(device))
+def board(
+    device: str, cells: int, page_cells: int, counters: tuple[int | None, int | None] = (None, None)
+) -> Board:
+    """Return a board whose entries all differ, beside counters of pages and experts."""
+    memory = torch.zeros(BOARD_SHAPE, dtype=torch.long, device=device)
+    made = Board.over(
+        memory,
+        *(
+            None if n is None else torch.zeros(n, 4, dtype=torch.long, device=device)
+            for n in counters
+        ),
+    )
     for number, field in enumerate(fields(made), 1):
         tensor = getattr(made, field.name)
-        tensor.copy_(torch.arange(len(tensor)) - 1000 * number)
+        tensor.copy_((torch.arange(tensor.numel()) - 1000 * number).view_as(tensor))
     made.start(cells, 7, page_cells)
     return made
 
@@ -55,6 +65,8 @@ def counted(tokens: list[int], targets: list[int], rows: int, limit: int) -> int
     limit=st.integers(0, MAX_DRAFTS),
     cells=st.integers(0, 200_000),
     page_cells=st.sampled_from([1, 3, 4, 16, 1024]),
+    counters=st.tuples(st.sampled_from([None, 1, 3, 48]), st.sampled_from([None, 1])),
+    before=st.integers(0, 2 * ROUNDS_KEPT),
 )
 def test_every_entry_is_the_reference_s(
     device: str,
@@ -65,22 +77,28 @@ def test_every_entry_is_the_reference_s(
     limit: int,
     cells: int,
     page_cells: int,
+    counters: tuple[int | None, int | None],
+    before: int,
 ) -> None:
     tokens[1 : matching + 1] = targets[:matching]
     tokens = tokens[:MAX_ROWS]
-    got, expected = board(device, cells, page_cells), board("cpu", cells, page_cells)
+    got, expected = (board(where, cells, page_cells, counters) for where in (device, "cpu"))
     for made in (got, expected):
         made.tokens.copy_(torch.tensor(tokens))
         made.targets.copy_(torch.tensor(targets))
         made.limit.fill_(limit)
+        made.rounds.fill_(before)
     triton_accept.accept(got, rows=rows, page_cells=page_cells)
     ref.accept(expected, rows=rows, page_cells=page_cells)
     after = contents(got)
     assert after == contents(expected)
     accepted = counted(tokens, targets, rows, limit)
     assert after["accepted"] == [accepted]
-    assert after["result"][:rows] == targets[:rows]
-    assert after["result"][MAX_ROWS:] == [accepted, limit]
+    result = got.result[before % ROUNDS_KEPT].tolist()
+    assert result[:rows] == targets[:rows]
+    counts = got.page_counts.tolist() + got.expert_counts.tolist()
+    assert result[MAX_ROWS:] == [accepted, limit, *counts]
+    assert after["rounds"] == [before + 1]
     assert after["tokens"] == [targets[accepted], *tokens[1:]]
     end = cells + accepted + 1
     assert after["positions"] == list(range(end, end + MAX_ROWS))
@@ -103,4 +121,23 @@ def test_rounds_follow_one_another(device: str) -> None:
         made.tokens[1 : accepted + 1] = targets[:accepted].to(device)
         triton_accept.accept(made, rows=rows, page_cells=4)
         end, token = end + accepted + 1, 100 + end + accepted
-    assert contents(made)["result"][MAX_ROWS] == 1
+    contents(made)  # waits
+    # Of five rounds the last four are kept, the last one where the first was.
+    assert made.result[:, MAX_ROWS].tolist() == [1, 0, 7, 0]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rounds_that_nobody_reads_give_their_counts_back(device: str) -> None:
+    made = board(device, 30, 4, (3, 1))
+    for read in range(6):
+        counts = [made.page_counts.tolist(), made.expert_counts.tolist()]
+        for _ in range(2):
+            made.page_counts.add_(5)
+            made.expert_counts.add_(7)
+            triton_accept.accept(made, rows=1, page_cells=4)
+        contents(made)  # waits
+        made.restore_counts(read)
+        assert [made.page_counts.tolist(), made.expert_counts.tolist()] == counts
+        made.rounds.fill_(read)
+        made.page_counts.add_(1)
+        triton_accept.accept(made, rows=1, page_cells=4)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from strata.kernels import device
 from strata.kernels.accept import ref
-from strata.kernels.accept.board import Board
+from strata.kernels.accept.board import ROUNDS_KEPT, Board
 
-__all__ = ["Board", "accept"]
+__all__ = ["ROUNDS_KEPT", "Board", "accept"]
 
 
 def accept(board: Board, *, rows: int, page_cells: int) -> None:
@@ -17,8 +17,8 @@ def accept(board: Board, *, rows: int, page_cells: int) -> None:
 
     Row r > 0 was drafted: it holds where `tokens`[r] is `targets`[r - 1], r - 1 < `limit`, and
     every draft before it held. The first row's successor is always kept. What the window wrote
-    moves to `written`; positions, own pages and the next window's first token follow it; `result`
-    is written for the host.
+    moves to `written`; positions, own pages and the next window's first token follow it; the
+    round's row of `result` is written for the host.
     """
     if device.has_kernels(board.positions):
         from strata.kernels.accept import triton

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from strata.config import MAX_ROWS
-from strata.kernels.accept.board import Board
+from strata.kernels.accept.board import ROUNDS_KEPT, Board
 
 
 def accept(board: Board, *, rows: int, page_cells: int) -> None:
@@ -13,9 +13,12 @@ def accept(board: Board, *, rows: int, page_cells: int) -> None:
     drafts = torch.arange(rows - 1, device=board.positions.device)
     held = (board.targets[: rows - 1] == board.tokens[1:rows]) & (drafts < board.limit)
     accepted = held.long().cumprod(0).sum()
-    board.result[:rows] = board.targets[:rows]
-    board.result[MAX_ROWS] = accepted
-    board.result[MAX_ROWS + 1 :] = board.limit
+    result = board.result[int(board.rounds) % ROUNDS_KEPT]
+    result[:rows] = board.targets[:rows]
+    result[MAX_ROWS] = accepted
+    result[MAX_ROWS + 1] = board.limit
+    result[MAX_ROWS + 2 :] = torch.cat([board.page_counts, board.expert_counts])
+    board.rounds.add_(1)
     board.accepted.fill_(accepted)
     board.written.copy_(board.positions)
     board.written_ahead.copy_(board.ahead)

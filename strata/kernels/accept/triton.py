@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from strata.config import MAX_ROWS
-from strata.kernels.accept.board import Board
+from strata.kernels.accept.board import ROUNDS_KEPT, Board
 from strata.kernels.device import on_device_of
 from strata.kernels.overlap import let_next_begin, overlapped, wait_for_previous
 
@@ -22,10 +22,17 @@ def _accept(
     targets_ptr,
     accepted_ptr,
     limit_ptr,
+    rounds_ptr,
+    page_counts_ptr,
+    expert_counts_ptr,
     result_ptr,
     rows,
+    page_counts,
+    expert_counts,
     PAGE_CELLS: tl.constexpr,
     ROWS: tl.constexpr,
+    KEPT: tl.constexpr,
+    COUNTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     let_next_begin(OVERLAP)
@@ -36,11 +43,19 @@ def _accept(
     draft = tl.load(tokens_ptr + i + 1, mask=drafted, other=0)
     limit = tl.load(limit_ptr)
     position = tl.load(positions_ptr + i)
+    round_number = tl.load(rounds_ptr)
+    j = tl.arange(0, COUNTS)
+    of_experts = (j >= page_counts) & (j < page_counts + expert_counts)
+    count = tl.load(page_counts_ptr + j, mask=j < page_counts, other=0)
+    count += tl.load(expert_counts_ptr + (j - page_counts), mask=of_experts, other=0)
     failed = drafted & ((target != draft) | (i >= limit))
     accepted = tl.min(tl.where(failed, i, rows - 1), 0).to(tl.int64)
+    result_ptr += round_number % KEPT * (ROWS + 2 + page_counts + expert_counts)
     tl.store(result_ptr + i, target, mask=i < rows)
     tl.store(result_ptr + ROWS, accepted)
     tl.store(result_ptr + ROWS + 1, limit)
+    tl.store(result_ptr + ROWS + 2 + j, count, mask=j < page_counts + expert_counts)
+    tl.store(rounds_ptr, round_number + 1)
     tl.store(accepted_ptr, accepted)
     tl.store(written_ptr + i, position)
     tl.store(written_ahead_ptr + i, position + 1)
@@ -53,6 +68,7 @@ def _accept(
 
 def accept(board: Board, *, rows: int, page_cells: int) -> None:
     """Launch the program."""
+    pages, experts = len(board.page_counts), len(board.expert_counts)
     with on_device_of(board.positions):
         _accept[(1,)](
             board.positions,
@@ -64,10 +80,17 @@ def accept(board: Board, *, rows: int, page_cells: int) -> None:
             board.targets,
             board.accepted,
             board.limit,
+            board.rounds,
+            board.page_counts,
+            board.expert_counts,
             board.result,
             rows,
+            pages,
+            experts,
             PAGE_CELLS=page_cells,
             ROWS=MAX_ROWS,
+            KEPT=ROUNDS_KEPT,
+            COUNTS=triton.next_power_of_2(max(1, pages + experts)),
             num_warps=1,
             **overlapped(board.positions),
         )
