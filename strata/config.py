@@ -24,6 +24,8 @@ WINDOW_SLACK_CELLS = 9
 """The drafter's ring holds its window plus one round of drafts, the bonus token and one spare."""
 
 Victims = Literal["clock", "lrfu"]
+Prefetch = Literal["none", "pages", "experts", "all"]
+"""What captured and launched rounds fetch before it is asked for."""
 Rounds = Literal["captured", "launched", "reference"]
 """Phases in CUDA graphs, the same phases launch by launch, or plain PyTorch products."""
 
@@ -117,6 +119,7 @@ class SessionConfig:
     vram_budget_bytes: int | None = None
     rounds: Rounds = "captured"
     """What orders rounds on a GPU; a CPU has the reference alone."""
+    prefetch: Prefetch = "none"
     max_context_cells: int | None = None
     """None is the session's need (one `generate`); a served conversation names its own."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from strata.arena import block_bytes, outside_bytes, tensor_bytes
-from strata.config import Selection, Victims
+from strata.config import Prefetch, Selection, Victims
 from strata.draft.ring import ring_shape
 from strata.errors import BudgetError
 from strata.kernels import device
@@ -20,7 +20,7 @@ from strata.kv.geometry import KvGeometry
 from strata.lm.model import LanguageModel
 from strata.policy import round_up
 from strata.prompt import FREE_ROOM_BYTES, PromptPlan, PromptShape, serves_prompts
-from strata.round_buffers import Spec, round_buffers
+from strata.round_buffers import Spec, ahead, round_buffers
 from strata.units import format_bytes
 
 
@@ -40,6 +40,7 @@ class Demand:
     """W as given: None follows the ring, 0 is everything."""
     victims: Victims
     budget_bytes: int | None
+    prefetch: Prefetch = "none"
 
     @property
     def num_experts(self) -> int:
@@ -91,7 +92,23 @@ class Demand:
             victims=self.victims,
             window_cells=self.window(pool_cells) if self.drafting else None,
             expert_slots=expert_slots,
+            prefetch=self.prefetch,
         )
+
+    def prefetch_obstacle(self, pool_cells: int, expert_slots: int | None, *, phases: bool) -> str:
+        """Return why nothing is fetched ahead, empty where something is or nobody asked for it."""
+        if self.prefetch == "none":
+            return ""
+        if not phases:
+            return "rounds run in PyTorch's own products"
+        geometry = self.geometry(pool_cells)
+        if any(ahead(self.prefetch, self.model.config, geometry, expert_slots)):
+            return ""
+        if self.prefetch == "experts":
+            return "every expert is on the device"
+        if self.selection.is_dense:
+            return "every page is read"
+        return "everything that it could fetch is resident"
 
     def prompt_plan(self, pool_cells: int, expert_slots: int | None) -> PromptPlan | None:
         """Return how prompts run on the device: the fastest way that the budget holds.

@@ -241,6 +241,8 @@ def create_session(
     if phases and (obstacle := capture_obstacle(kv.geometry, kv.victims, model.config.group)):
         warnings.append(f"rounds are not captured as CUDA graphs: {obstacle}")
         phases = False
+    if idle := demand.prefetch_obstacle(decision.pool_cells, slots, phases=phases):
+        warnings.append(f"--prefetch {config.prefetch} fetches nothing: {idle}")
     if not phases:
         engine = Engine(model, kv, experts, drafter)
     else:
@@ -304,6 +306,7 @@ def _demand(
         window_cells=config.spec.window_cells,
         victims=config.kv.victims,
         budget_bytes=config.vram_budget_bytes,
+        prefetch=config.prefetch,
     )
 
 
@@ -354,6 +357,10 @@ def _decide(
         warnings.append(
             f"policy table {decision.table} was measured without --spec-min-p; "
             "its gain may not hold"
+        )
+    if decision.gain is not None and config.prefetch != "none":
+        warnings.append(
+            f"policy table {decision.table} was measured without --prefetch; its gain may not hold"
         )
     return decision
 

@@ -10,7 +10,7 @@ from typing import Literal
 from strata.bench.profile import RoundProfile, profile_rounds
 from strata.bench.spread import Spread
 from strata.captured import CapturedEngine
-from strata.config import SamplingParams, SessionConfig
+from strata.config import Prefetch, SamplingParams, SessionConfig
 from strata.device import every_core
 from strata.errors import SelfCheckError
 from strata.generation import Generation
@@ -31,6 +31,7 @@ class Arm:
     drafts: Drafts
     ring: int | None
     """`KvConfig.resident_cells`: 0 keeps the whole context resident, None is ``auto``."""
+    prefetch: Prefetch = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +72,7 @@ def measure_decode(
     Arms of one depth stand together and start from one prompt, passage `seed`, run once. A repeat
     rewinds to the state behind it and continues by `max_new` tokens; the first continuation,
     which captures, is not timed. `on_step` is called `steps(arms, repeats)` times. Raises
-    SelfCheckError where two rings draw different tokens without a drafter.
+    SelfCheckError where two rings, or two ways to prefetch, draw other tokens without a drafter.
     """
     params = SamplingParams(max_new=max_new, ignore_eos=True)
     for depth, group in groupby(arms, key=lambda arm: arm.depth):
@@ -106,6 +107,7 @@ def arm_config(config: SessionConfig, arm: Arm) -> SessionConfig:
         config,
         kv=replace(config.kv, resident_cells=arm.ring),
         spec=replace(config.spec, drafts=arm.drafts),
+        prefetch=arm.prefetch,
     )
 
 

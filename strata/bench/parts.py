@@ -16,6 +16,7 @@ PARTS = (
     "resolve",
     "gather",
     "expert fetch",
+    "prefetch",
     "append",
     "selection",
     "attention",
@@ -25,8 +26,9 @@ PARTS = (
     "head",
     "other",
 )
-"""`expert fetch` is residency and copies of experts, `experts` routing and products. `other` is
-what no rule names: norms, rotations, sums, copies and the bookkeeping of a round."""
+"""`expert fetch` is residency and copies of experts, `experts` routing and products. `prefetch`
+runs beside the others, so its time is not the round's. `other` is what no rule names: norms,
+rotations, sums, copies and the bookkeeping of a round."""
 
 KERNELS = {
     "_accept": "other",
@@ -39,7 +41,10 @@ KERNELS = {
     "_choose": "selection",
     "_down": "experts",
     "_embed": "other",
+    "_fetch": "prefetch",
     "_flash": "attention",
+    "_forecast_experts": "prefetch",
+    "_forecast_pages": "prefetch",
     "_gate_up": "experts",
     "_gather": "gather",
     "_heads": "projections",
@@ -50,7 +55,9 @@ KERNELS = {
     "_product": "experts",
     "_project": "projections",
     "_project_out": "projections",
+    "_publish": "prefetch",
     "_reduce_splits": "attention",
+    "_reserve": "prefetch",
     "_resolve": "resolve",
     "_route": "experts",
     "_score": "selection",
@@ -145,7 +152,7 @@ def _verify_parts(names: Sequence[str]) -> list[str]:
             product = i
         elif any(end in name for end in HEAD_ENDS) and product is not None:
             parts[product], product = "head", None
-        elif parts[i] != "other":
+        elif parts[i] not in ("other", "prefetch"):
             product = None
     behind = len(parts) - parts[::-1].index("head") if "head" in parts else len(parts)
     drafter = ["drafter" if part in _OF_A_LAYER else part for part in parts[behind:]]

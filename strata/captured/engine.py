@@ -23,7 +23,7 @@ from strata.captured.layers import DecodeLayers
 from strata.captured.pages import DensePages, Pages, SelectedPages
 from strata.captured.phase import Phase
 from strata.captured.tokens import TokenDraw
-from strata.config import MAX_ROWS
+from strata.config import MAX_ROWS, Prefetch
 from strata.draft.base import Drafter
 from strata.draft.mtp import MtpDrafter
 from strata.engine import Engine, Round
@@ -62,8 +62,12 @@ class CapturedEngine(Engine):
         *,
         buffers: Buffers | None = None,
         capture: bool = True,
+        prefetch: Prefetch = "none",
     ) -> None:
-        """Take the tensors of rounds from `buffers`, those of `round_buffers`, else make them."""
+        """Take the tensors of rounds from `buffers`, those of `round_buffers`, else make them.
+
+        What is fetched ahead is what `buffers` have tensors for; `prefetch` says which to make.
+        """
         super().__init__(model, kv, experts, drafter)
         if buffers is None:
             specs = round_buffers(
@@ -73,6 +77,7 @@ class CapturedEngine(Engine):
                 victims=kv.victims,
                 window_cells=drafter.ring.window if isinstance(drafter, MtpDrafter) else None,
                 expert_slots=experts.slots if isinstance(experts, PooledExperts) else None,
+                prefetch=prefetch,
             )
             buffers = allocate(specs, model.device)
         self._buffers = buffers
@@ -106,6 +111,7 @@ class CapturedEngine(Engine):
         if drafts:
             self._draft_rows(drafts, min_p)
         self._verify_rows(drafts + 1, every_page)
+        self._pages.join()
 
     def _verify_rows(self, rows: int, every_page: bool) -> None:
         board, page_cells = self._board, self.kv.geometry.page_cells

@@ -7,12 +7,14 @@ from typing import Protocol
 
 import torch
 
+from strata.captured.prefetch import ExpertsAhead
 from strata.experts.cache import ExpertCache, PooledExperts, ResidentExperts
 from strata.kernels.experts import Settled, slot_product
 from strata.kernels.gather import gather_pages
 from strata.kernels.resolve import resolve
 from strata.kernels.resolve.state import FILLED
 from strata.kv.counters import Counters
+from strata.lm.linear import Linear
 from strata.round_buffers import Buffers, admitted, resolve_state
 
 
@@ -26,8 +28,12 @@ class PhaseExperts(Protocol):
         weights: torch.Tensor,
         base: int,
         settled: Settled,
+        following: Linear | None,
     ) -> None:
-        """Apply experts `ids` [R, k] + `base` to `x` [R, H] and settle their sum."""
+        """Apply experts `ids` [R, k] + `base` to `x` [R, H] and settle their sum.
+
+        `following` is the router of the next layer, whose experts may be fetched meanwhile.
+        """
 
     def after(self, routed: int) -> None:
         """Count a round that routed to `routed` experts, repeats included."""
@@ -55,8 +61,9 @@ class AllResident:
         weights: torch.Tensor,
         base: int,
         settled: Settled,
+        following: Linear | None,
     ) -> None:
-        """Multiply where every expert lies."""
+        """Multiply where every expert lies; nothing is ever fetched."""
         slot_product(x, ids, weights, self._cache.weights, base=base, settled=settled)
 
     def after(self, routed: int) -> None:
@@ -84,6 +91,9 @@ class Pooled:
         self._state = resolve_state(buffers, "experts", residency.table, residency.owner)
         self._state.start(residency.filled)
         self._admitted = admitted(buffers, "experts.in")
+        self._ahead: ExpertsAhead | None = None
+        if "experts.next.slots" in buffers:
+            self._ahead = ExpertsAhead(self._state, cache.host, cache.pool, buffers)
 
     def product(
         self,
@@ -92,11 +102,16 @@ class Pooled:
         weights: torch.Tensor,
         base: int,
         settled: Settled,
+        following: Linear | None,
     ) -> None:
         """Resolve the window's experts of a layer, fetch the missing, multiply where they lie."""
-        state, admitted = self._state, self._admitted
-        resolve(state, ids, admitted, layer=0, base=base)
+        state, admitted, ahead = self._state, self._admitted, self._ahead
         host, pool = self._cache.host, self._cache.pool
+        if ahead is not None:
+            ahead.join()
+        resolve(state, ids, admitted, layer=0, base=base, joined=ahead is not None)
+        if ahead is not None and following is not None:
+            ahead.run(x, following, base + following.shape[0])
         count = admitted.count[0, :1]
         gather_pages(host, pool, admitted.pages[0], admitted.slots[0], count, planes=1)
         table = state.table[0]
@@ -113,11 +128,12 @@ class Pooled:
         """Return what the device counted."""
         lookups, hits, misses, overflows = self._state.counters[0].tolist()
         moved = misses * self._cache.host[0].nbytes
-        return Counters(lookups, hits, misses, moved, overflows)
+        ahead = (0, 0) if self._ahead is None else self._ahead.counts()
+        return Counters(lookups, hits, misses, moved, overflows, *ahead)
 
     def state(self) -> list[torch.Tensor]:
         """Return the counters; a warm-up run leaves experts in the pool."""
-        return [self._state.counters]
+        return [self._state.counters, *([] if self._ahead is None else self._ahead.state())]
 
 
 def phase_experts(cache: ExpertCache, buffers: Buffers) -> PhaseExperts:

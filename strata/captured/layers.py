@@ -71,6 +71,9 @@ class DecodeLayers:
         self._rows = Rows.of(buffers, "main")
         self._cells = buffers["main.cells"]
         self._ids, self._weights = buffers["main.ids"], buffers["main.weights"]
+        # What experts are applied to, of even and odd layers: while the next layer's are fetched
+        # nobody may write over it. Without that it stands where its norm does.
+        self._fed = buffers.get("experts.next.x")  # [2, W, H]
 
     def run(self, board: Board, rows: int, *, every_page: bool) -> torch.Tensor:
         """Return the hidden states [R, H] of the window's rows after the final norm."""
@@ -99,13 +102,14 @@ class DecodeLayers:
                 cells=self._cells[i, :rows],
             )
             splits = self._pages.attend(i, r.q, board, every_page=every_page)
+            fed = r.normed if self._fed is None else self._fed[i % 2, :rows]
             project_out(
                 splits,
                 layer.out,
                 layer.post_norm,
                 eps=eps,
                 residual=r.residual,
-                normed=r.normed,
+                normed=fed,
                 parts=r.out_parts,
                 counter=r.counter,
                 router=Router(
@@ -116,7 +120,8 @@ class DecodeLayers:
                 ),
             )
             settled = r.settled(gain, eps)
-            self._experts.product(r.normed, ids, weights, i * c.experts, settled)
+            following = w.routers[i + 1] if i + 1 < c.layers else None
+            self._experts.product(fed, ids, weights, i * c.experts, settled, following)
         return r.normed
 
     def keep(self, board: Board, rows: int) -> None:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from strata.captured.prefetch import PagesAhead
 from strata.config import Victims
 from strata.kernels.accept import Board
 from strata.kernels.gather import gather_pages
@@ -60,6 +61,9 @@ class Pages(Protocol):
 
     def after(self, rows: int, committed: int, *, every_page: bool) -> None:
         """Count a window of `rows` rows of which `committed` were kept."""
+
+    def join(self) -> None:
+        """Wait in the round, at its end, for what is fetched beside it."""
 
     def sync(self) -> None:
         """Bring what the host knows of residency up to date."""
@@ -117,6 +121,9 @@ class DensePages:
         """Count every page once a layer."""
         self.kv.advance(rows, committed)
 
+    def join(self) -> None:
+        """Have nothing on its way: no page is replaced."""
+
     def sync(self) -> None:
         """Read how many slots are filled."""
         if not self.kv.geometry.holds_all:
@@ -171,6 +178,16 @@ class SelectedPages(DensePages):
         self._admitted = admitted(buffers, "pages.in")
         self._first = buffers["pages.first"].copy_(torch.arange(kv.geometry.select_pages))
         self._scores, self._selected = buffers["pages.scores"], buffers["pages.selected"]
+        self._ahead: PagesAhead | None = None
+        if "pages.next.slots" in buffers:
+            host, pool = kv.transfer.host, kv.transfer.pool
+            self._ahead = PagesAhead(kv.geometry, self._state, host, pool, buffers)
+
+    def arm(self) -> None:
+        """Take over the tables as they were seeded, in which nothing was fetched ahead."""
+        super().arm()
+        if self._ahead is not None:
+            self._ahead.clear()
 
     def before(self, board: Board, rows: int) -> bool:
         """Give newborn pages slots in every layer by one launch; say if every page is read."""
@@ -187,7 +204,7 @@ class SelectedPages(DensePages):
         assert bounds is not None
         if every_page:
             return self._split(layer, q, board, self._first.expand(rows, -1))
-        own = board.own_pages[:rows]
+        own, ahead = board.own_pages[:rows], self._ahead
         pages = select_pages(
             self._grouped(q),
             bounds[layer],
@@ -195,7 +212,7 @@ class SelectedPages(DensePages):
             count=g.select_pages,
             tail=g.tail,
             out=self._selected[:rows],
-            scores=self._scores[:rows],
+            scores=self._scores[:rows] if ahead is None else ahead.scores(layer, rows),
         )
         admitted = self._admitted
         # From the first row's own page on nothing may be a victim.
@@ -205,7 +222,14 @@ class SelectedPages(DensePages):
         gather_pages(
             store.host, store.pool, admitted.pages[0], admitted.slots[0], count, planes=g.planes
         )
+        if ahead is not None and layer == g.layers - 1:
+            ahead.run(pages)
         return self._split(layer, q, board, pages)
+
+    def join(self) -> None:
+        """Wait for pages that are fetched for the next round."""
+        if self._ahead is not None:
+            self._ahead.join()
 
     def keep(self, cells: torch.Tensor, board: Board) -> None:
         """Widen the bounds of the accepted rows' pages, in every layer by one launch."""
@@ -228,8 +252,9 @@ class SelectedPages(DensePages):
         """Return the cache's counts and those that the device kept."""
         lookups, hits, misses, overflows = self._state.counters.sum(0).tolist()
         moved = misses * self.kv.geometry.page_bytes
-        return self.kv.counters.total() + Counters(lookups, hits, misses, moved, overflows)
+        ahead = (0, 0) if self._ahead is None else self._ahead.counts()
+        return self.kv.counters.total() + Counters(lookups, hits, misses, moved, overflows, *ahead)
 
     def state(self) -> list[torch.Tensor]:
         """Return the counters; a warm-up run leaves pages resident, which changes no result."""
-        return [self._state.counters]
+        return [self._state.counters, *([] if self._ahead is None else self._ahead.state())]

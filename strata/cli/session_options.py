@@ -11,6 +11,7 @@ from strata.config import (
     MAX_DRAFTS,
     PAGE_CELLS,
     KvConfig,
+    Prefetch,
     Selection,
     SessionConfig,
     SpecConfig,
@@ -26,6 +27,7 @@ AUTO = "auto"
 DEFAULT_EVICT = KvConfig().victims
 DEFAULT_SELECT = str(KvConfig().selection)
 DEFAULT_MIN_P = SpecConfig().min_p
+DEFAULT_PREFETCH = SessionConfig().prefetch
 
 KvResident = Annotated[
     str | None,
@@ -91,6 +93,14 @@ NoGraphs = Annotated[
         "--no-graphs", help="Do not capture rounds as CUDA graphs.", rich_help_panel="Memory"
     ),
 ]
+PrefetchWhat = Annotated[
+    Prefetch,
+    typer.Option(
+        "--prefetch",
+        help="Fetch pages of the next round, experts of the next layer, before they are asked for.",
+        rich_help_panel="Memory",
+    ),
+]
 Spec = Annotated[
     str | None,
     typer.Option(
@@ -132,6 +142,7 @@ def session_config(
     vram_budget: str | None = None,
     max_context: str | None = None,
     no_graphs: bool = False,
+    prefetch: Prefetch = DEFAULT_PREFETCH,
     spec: str | None = None,
     no_mtp: bool = False,
     spec_min_p: float = DEFAULT_MIN_P,
@@ -157,6 +168,7 @@ def session_config(
             None if vram_budget is None else parse_bytes(vram_budget, name="--vram-budget")
         ),
         rounds="launched" if no_graphs else "captured",
+        prefetch=prefetch,
         max_context_cells=_cells("--max-context", max_context),
     )
 

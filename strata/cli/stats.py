@@ -41,9 +41,13 @@ def stats_object(session: Session, prefill: PrefillStats, done: Generation) -> d
         "kv_misses": done.kv.misses,
         "kv_bytes": done.kv.bytes,
         "kv_overflows": done.kv.overflows,
+        "kv_prefetched": done.kv.prefetched,
+        "kv_prefetched_used": done.kv.prefetched_used,
         "expert_slots": session.expert_slots,
         "expert_lookups": done.experts.lookups,
         "expert_misses": done.experts.misses,
+        "expert_prefetched": done.experts.prefetched,
+        "expert_prefetched_used": done.experts.prefetched_used,
         "ledger": session.ledger,
         "model_hash": session.model.model_hash,
         "device": str(session.model.device),
@@ -83,6 +87,12 @@ def stats_block(stats: dict[str, Any]) -> Table:
         f"{stats['expert_slots']} slots; {stats['expert_misses']} of {stats['expert_lookups']} "
         "experts missed",
     )
+    if stats["kv_prefetched"] or stats["expert_prefetched"]:
+        table.add_row(
+            "prefetch",
+            f"{stats['kv_prefetched_used']} of {stats['kv_prefetched']} pages and "
+            f"{stats['expert_prefetched_used']} of {stats['expert_prefetched']} experts were used",
+        )
     table.add_row(
         "ledger",
         ", ".join(f"{name} {format_bytes(size)}" for name, size in stats["ledger"].items()),

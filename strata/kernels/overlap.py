@@ -32,11 +32,15 @@ def let_next_begin(OVERLAP: tl.constexpr):
         gdc_launch_dependents()
 
 
-def overlapped(tensor: torch.Tensor) -> dict[str, Any]:
-    """Return launch arguments for a kernel with an `OVERLAP` parameter on `tensor`'s device."""
+def overlapped(tensor: torch.Tensor, *, joined: bool = False) -> dict[str, Any]:
+    """Return launch arguments for a kernel with an `OVERLAP` parameter on `tensor`'s device.
+
+    A launch where lines of a graph have `joined` has several before it. It begins behind all of
+    them, and the next one may still begin early.
+    """
     if not tensor.is_cuda or not _can_overlap(tensor.device):
         return {"OVERLAP": False}
-    return {"OVERLAP": True, "launch_pdl": True}
+    return {"OVERLAP": True, "launch_pdl": not joined}
 
 
 @cache

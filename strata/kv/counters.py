@@ -11,7 +11,9 @@ class Counters:
 
     A lookup is one distinct page of one resolve; a miss is a lookup that had no slot and so
     crossed the bus, `bytes` in all; an overflow is a miss that found no slot and was read in
-    place. So ``lookups == hits + misses`` and ``overflows <= misses``.
+    place. So ``lookups == hits + misses`` and ``overflows <= misses``. What was fetched before it
+    was asked for is `prefetched` and no part of `bytes`; the next resolve read `prefetched_used` of
+    them. Both count a round that was launched ahead and not wanted: its bytes crossed the bus.
     """
 
     lookups: int = 0
@@ -19,6 +21,8 @@ class Counters:
     misses: int = 0
     bytes: int = 0
     overflows: int = 0
+    prefetched: int = 0
+    prefetched_used: int = 0
 
     def count(self, *, lookups: int, misses: int, overflows: int, item_bytes: int) -> None:
         """Add one resolve."""
@@ -35,6 +39,8 @@ class Counters:
             self.misses + other.misses,
             self.bytes + other.bytes,
             self.overflows + other.overflows,
+            self.prefetched + other.prefetched,
+            self.prefetched_used + other.prefetched_used,
         )
 
     def __sub__(self, other: Counters) -> Counters:
@@ -44,6 +50,8 @@ class Counters:
             self.misses - other.misses,
             self.bytes - other.bytes,
             self.overflows - other.overflows,
+            self.prefetched - other.prefetched,
+            self.prefetched_used - other.prefetched_used,
         )
 
 

@@ -202,6 +202,7 @@ def test_a_peer_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
         (("decode", "--spec", "0,9"), "--spec: '9'"),
         (("decode", "--spec", "x"), "--spec: 'x'"),
         (("decode", "--ring", "-1"), "--ring: '-1'"),
+        (("decode", "--prefetch", "none,some"), "--prefetch: 'some'"),
         (("decode", "--max-new", "31"), "--max-new"),
         (("decode", "--repeats", "4"), "--repeats"),
         (("decode", "--vram-budget", "much"), "--vram-budget: 'much'"),

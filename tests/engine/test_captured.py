@@ -14,7 +14,7 @@ import torch
 
 from strata.arena import Arena
 from strata.captured import CapturedEngine, capture_obstacle
-from strata.config import KvConfig, SamplingParams, Selection, SessionConfig, SpecConfig
+from strata.config import KvConfig, Prefetch, SamplingParams, Selection, SessionConfig, SpecConfig
 from strata.experts.cache import PooledExperts
 from strata.kernels.resolve import MAX_LRFU_SLOTS
 from strata.kernels.select import MAX_FUSED_PAGES
@@ -32,7 +32,12 @@ def model(request: pytest.FixtureRequest) -> LanguageModel:
 
 
 def open_session(
-    model: LanguageModel, *, captured: bool, experts: int | None = None, **knobs: Any
+    model: LanguageModel,
+    *,
+    captured: bool,
+    experts: int | None = None,
+    prefetch: Prefetch = "none",
+    **knobs: Any,
 ) -> Session:
     kv = {key: knobs.pop(key) for key in ("resident_cells", "victims", "selection") if key in knobs}
     config = SessionConfig(
@@ -45,7 +50,7 @@ def open_session(
     if experts is not None:
         e.experts = PooledExperts(model.weights.experts, experts, Arena(1 << 20, model.device))
     if captured:
-        session.engine = CapturedEngine(e.model, e.kv, e.experts, e.drafter)
+        session.engine = CapturedEngine(e.model, e.kv, e.experts, e.drafter, prefetch=prefetch)
     elif model.device.type == "cuda":  # products of another library nearly tie elsewhere
         session.engine = CapturedEngine(e.model, e.kv, e.experts, e.drafter, capture=False)
     session.prefill(prompt_of(model, CELLS, seed=4))
@@ -108,6 +113,44 @@ def test_rounds_are_those_of_the_engine(
         session.engine.check_integrity()
     captured.rewind()
     assert captured.generate(params).tokens == expected.tokens
+
+
+AHEAD: list[Prefetch] = ["pages", "experts", "all"]
+
+
+@pytest.mark.parametrize("prefetch", AHEAD)
+@pytest.mark.parametrize("reading", [DENSE, SELECTED, TIGHT, SHALLOW])
+@pytest.mark.parametrize(("experts", "drafts"), [(None, 0), (5, 0), (11, 3)])
+def test_what_is_fetched_ahead_changes_no_token(
+    model: LanguageModel,
+    reading: dict[str, Any],
+    experts: int | None,
+    drafts: int,
+    prefetch: Prefetch,
+) -> None:
+    params = SamplingParams(max_new=NEW, ignore_eos=True)
+    knobs = {"captured": True, "experts": experts, "drafts": drafts, **reading}
+    plain = open_session(model, **knobs)
+    session = open_session(model, prefetch=prefetch, **knobs)
+    expected = plain.generate(params)
+    for _ in range(2):
+        got = session.generate(params)
+        session.engine.check_integrity()
+        assert got.tokens == expected.tokens
+        assert (got.rounds, got.accepted) == (expected.rounds, expected.accepted)
+        assert (got.kv.lookups, got.experts.lookups) == (
+            expected.kv.lookups,
+            expected.experts.lookups,
+        )
+        session.rewind()
+    # A short context has its selection and nothing else; a shallow one reads every page at first.
+    pages = prefetch != "experts" and reading is SELECTED
+    assert (got.kv.prefetched > 0) >= pages
+    assert (got.experts.prefetched > 0) >= (prefetch != "pages" and experts is not None)
+    assert got.kv.prefetched_used <= got.kv.prefetched
+    if reading is DENSE or prefetch == "experts":
+        assert got.kv.prefetched == 0
+        assert got.kv == expected.kv or model.device.type == "cuda"
 
 
 def test_an_early_stop_never_changes_a_token(model: LanguageModel) -> None:

@@ -57,6 +57,10 @@ AXES: dict[str, list[dict[str, Any]]] = {
         {"drafts": 3, "min_p": 0.4},
     ],
     "rounds": [{"rounds": "launched"}, {"rounds": "launched", "drafts": 3}],
+    "prefetch": [
+        {"prefetch": "pages", "resident_cells": 1_024},
+        {"prefetch": "all", "resident_cells": 2_048, "experts": 40},
+    ],
     "window": [{"drafts": 3, "window_cells": w} for w in (0, 4, 64, CELLS, 9_000)],
 }
 
@@ -153,7 +157,7 @@ def test_selection_changes_what_is_read(bases: dict[tuple[str, str], list[int]])
 @pytest.mark.parametrize("reading", list(SELECTIONS))
 @pytest.mark.parametrize(
     "change",
-    [*AXES["ring"], *AXES["victims"], *AXES["experts"]],
+    [*AXES["ring"], *AXES["victims"], *AXES["experts"], *AXES["prefetch"]],
     ids=lambda change: "-".join(f"{k}={v}" for k, v in change.items()),
 )
 @pytest.mark.parametrize("drafts", [0, 3])

@@ -1,8 +1,8 @@
 """Ring invariance on a GPU at 1K, 32K and 128K, bit for bit in bfloat16.
 
 A passage's prompt runs once a depth and is restored by every session. Tokens, greedy and sampled,
-do not depend on ring, victims, budget, drafts, W, or on graphs; the hidden states behind the final
-norm, and so the logits, are the same bits wherever the rows of a window are the same.
+do not depend on ring, victims, budget, prefetch, drafts, W, or on graphs; the hidden states behind
+the final norm, and so the logits, are the same bits wherever the rows of a window are the same.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ SAME_ROWS: list[dict[str, Any]] = [
     {"resident_cells": 8_192},
     {"resident_cells": 4_096, "victims": "lrfu"},
     {"resident_cells": 2_048, "budget": TIGHT},
+    {"resident_cells": 4_096, "prefetch": "pages"},
+    {"resident_cells": 2_048, "victims": "lrfu", "budget": TIGHT, "prefetch": "all"},
 ]
 OTHER_ROWS: list[dict[str, Any]] = [
     *({"drafts": drafts} for drafts in (1, 7, "auto")),
@@ -48,6 +50,8 @@ OTHER_ROWS: list[dict[str, Any]] = [
     {"drafts": 3, "resident_cells": 1, "victims": "lrfu"},
     {"drafts": 3, "resident_cells": 2_048, "budget": TIGHT, "window_cells": 256},
     {"drafts": 5, "resident_cells": 4_096, "rounds": "launched"},
+    {"drafts": 3, "resident_cells": 8_192, "prefetch": "pages"},
+    {"drafts": 3, "resident_cells": 4_096, "budget": TIGHT, "prefetch": "all"},
 ]
 
 

@@ -10,8 +10,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from strata.arena import Arena
 from strata.captured import CapturedEngine
-from strata.config import KvConfig, SamplingParams, Selection, SessionConfig, SpecConfig
+from strata.config import KvConfig, Prefetch, SamplingParams, Selection, SessionConfig, SpecConfig
+from strata.experts.cache import PooledExperts
 from strata.kernels import device as kernel_device
 from strata.lm import LanguageModel, bundled_model_path, load_model
 from strata.round_buffers import allocate, round_buffers
@@ -74,7 +76,12 @@ class Taken(TorchDispatchMode):
 
 
 def open_session(
-    model: LanguageModel, reading: dict[str, Any], *, drafts: int, experts: bool, **spec: Any
+    model: LanguageModel,
+    reading: dict[str, Any],
+    *,
+    drafts: int,
+    experts: bool,
+    **spec: Any,
 ) -> Session:
     config = SessionConfig(
         kv=KvConfig(page_cells=4, **reading),
@@ -85,12 +92,13 @@ def open_session(
 
 
 @pytest.mark.parametrize(
-    ("reading", "experts", "min_p"),
+    ("reading", "experts", "min_p", "prefetch"),
     [
-        (READINGS[0], False, 0.3),
-        (READINGS[1], True, 0.0),
-        (READINGS[2], False, 0.0),
-        (READINGS[3], True, 0.3),
+        (READINGS[0], False, 0.3, "all"),
+        (READINGS[1], True, 0.0, "none"),
+        (READINGS[2], False, 0.0, "all"),
+        (READINGS[3], True, 0.3, "none"),
+        (READINGS[3], True, 0.3, "all"),
     ],
 )
 def test_a_phase_takes_no_memory(
@@ -99,6 +107,7 @@ def test_a_phase_takes_no_memory(
     reading: dict[str, Any],
     experts: bool,
     min_p: float,
+    prefetch: Prefetch,
 ) -> None:
     if torch.cuda.is_available():
         pytest.skip("kernels are compiled where there is a device")
@@ -107,7 +116,9 @@ def test_a_phase_takes_no_memory(
     session.prefill(prompt_of(plain, CELLS))
     monkeypatch.setattr(kernel_device, "has_kernels", lambda tensor: True)
     e = session.engine
-    engine = CapturedEngine(e.model, e.kv, e.experts, e.drafter)
+    few = PooledExperts(plain.weights.experts, 6, Arena(1 << 20, plain.device))
+    pool = few if experts else e.experts
+    engine = CapturedEngine(e.model, e.kv, pool, e.drafter, prefetch=prefetch)
     engine._prompt_hidden, engine._prompt_cells = e._prompt_hidden, e._prompt_cells
     sampler = Sampler(SamplingParams(temperature=0.8, seed=3))
     engine.first_token(sampler)
@@ -115,6 +126,8 @@ def test_a_phase_takes_no_memory(
     with torch.inference_mode(), Taken() as taken:
         engine._round_rows(drafts, min_p, every_page)
     assert taken.taken == []
+    assert (engine.kv_counters().prefetched > 0) == (prefetch == "all" and not every_page)
+    assert (engine.expert_counters().prefetched > 0) == (prefetch == "all" and experts)
 
 
 @pytest.mark.parametrize("drafting", [False, True])

@@ -39,6 +39,10 @@ def command(
     select: Annotated[
         str, typer.Option(metavar="CELLS|depth/N", help="Cells that a query row reads; 0 is all.")
     ] = session_opt.DEFAULT_SELECT,
+    prefetch: Annotated[
+        str,
+        typer.Option(metavar="LIST", help="What is fetched ahead, like none,pages,experts,all."),
+    ] = session_opt.DEFAULT_PREFETCH,
     vram_budget: session_opt.VramBudget = None,
     mtp_window: session_opt.MtpWindow = session_opt.AUTO,
     max_new: Annotated[int, typer.Option(min=MIN_NEW, help="New tokens a repeat.")] = 256,
@@ -57,6 +61,7 @@ def command(
     depths = opt.parse_list(depth, opt.parse_depth)
     drafts = opt.parse_list(spec, opt.parse_drafts)
     rings = opt.parse_list(ring, opt.parse_ring)
+    ahead = opt.parse_list(prefetch, opt.parse_prefetch)
     config = session_opt.session_config(
         kv_select=select, vram_budget=vram_budget, mtp_window=mtp_window
     )
@@ -70,7 +75,13 @@ def command(
     loaded = load_model(model or bundled_model_path(), device)
     pooled = config.vram_budget_bytes is not None
     check(loaded, selected=not config.kv.selection.is_dense, pooled=pooled)
-    arms = [Arm(depth=d, drafts=n, ring=r) for d in depths for n in drafts for r in rings]
+    arms = [
+        Arm(depth=d, drafts=n, ring=r, prefetch=p)
+        for d in depths
+        for n in drafts
+        for r in rings
+        for p in ahead
+    ]
     with progress("decode", steps(arms, repeats)) as step:
         figures = list(
             measure_decode(
@@ -93,6 +104,9 @@ def _show(figures: list[DecodeFigure]) -> None:
     table = Table(
         "depth", "drafts", "ring", "tok/s", "rounds/s", "tokens/round", "misses a round", "tokens"
     )
+    prefetching = any(figure.arm.prefetch != "none" for figure in figures)
+    if prefetching:
+        table.add_column("prefetched a round, used of them")
     for figure in figures:
         rounds = max(1, round((len(figure.tokens) - 1) / figure.tokens_round))
         table.add_row(
@@ -104,6 +118,7 @@ def _show(figures: list[DecodeFigure]) -> None:
             f"{figure.tokens_round:.2f}",
             f"{figure.kv.misses / rounds:.1f} + {figure.experts.misses / rounds:.1f} experts",
             f"{figure.agreeing} of {len(figure.tokens)} as the first",
+            *([_prefetched(figure, rounds)] if prefetching else []),
         )
     show_table(table)
     profiled = [(figure, figure.profile) for figure in figures if figure.profile is not None]
@@ -111,12 +126,23 @@ def _show(figures: list[DecodeFigure]) -> None:
         show_table(_parts_table([pair for pair in profiled if pair[0].arm.depth == depth]))
 
 
+def _prefetched(figure: DecodeFigure, rounds: int) -> str:
+    kv, experts = figure.kv, figure.experts
+    if figure.arm.prefetch == "none":
+        return "none"
+    return (
+        f"{kv.prefetched / rounds:.1f}, {kv.prefetched_used / rounds:.1f} + "
+        f"{experts.prefetched / rounds:.1f}, {experts.prefetched_used / rounds:.1f} experts"
+    )
+
+
 def _parts_table(profiled: list[tuple[DecodeFigure, RoundProfile]]) -> Table:
     """Return microseconds and kernels a round of arms of one depth, a column each."""
     depth = format_cells(profiled[0][0].arm.depth)
     table = Table("part of a round", title=f"us (kernels) a round at {depth}")
     for figure, _ in profiled:
-        table.add_column(f"{figure.arm.drafts} drafts, ring {figure.ring_cells}")
+        ahead = "" if figure.arm.prefetch == "none" else f", prefetch {figure.arm.prefetch}"
+        table.add_column(f"{figure.arm.drafts} drafts, ring {figure.ring_cells}{ahead}")
     for part in profiled[0][1].parts:
         times = [profile.parts[part] for _, profile in profiled]
         table.add_row(part, *(f"{time.us_round:.1f} ({time.per_round:.1f})" for time in times))

@@ -13,6 +13,27 @@ MAX_PROGRAMS = 256
 """Programs of a launch at most: 1 MiB in flight hides the latency of any bus."""
 
 
+@triton.jit
+def copy_block(
+    host_ptr,
+    pool_ptr,
+    pages_ptr,
+    slots_ptr,
+    block,
+    PAGE_WORDS: tl.constexpr,
+    PAGE_BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Copy block `block` of the listed pages one behind another; nothing where there is no slot."""
+    entry = block // PAGE_BLOCKS
+    page = tl.load(pages_ptr + entry).to(tl.int64)
+    slot = tl.load(slots_ptr + entry).to(tl.int64)
+    at = (block % PAGE_BLOCKS) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < tl.where(slot >= 0, PAGE_WORDS, 0)
+    data = tl.load(host_ptr + page * PAGE_WORDS + at, mask=mask)
+    tl.store(pool_ptr + slot * PAGE_WORDS + at, data, mask=mask)
+
+
 @triton.jit(do_not_specialize=["listed"])
 def _gather(
     host_ptr,
@@ -32,15 +53,8 @@ def _gather(
     count = listed
     if COUNTED:
         count = tl.minimum(tl.load(count_ptr).to(tl.int32), listed)
-    words = tl.arange(0, BLOCK)
     for block in range(tl.program_id(0), count * PAGE_BLOCKS, tl.num_programs(0)):
-        entry = block // PAGE_BLOCKS
-        page = tl.load(pages_ptr + entry).to(tl.int64)
-        slot = tl.load(slots_ptr + entry).to(tl.int64)
-        at = (block % PAGE_BLOCKS) * BLOCK + words
-        mask = at < tl.where(slot >= 0, PAGE_WORDS, 0)
-        data = tl.load(host_ptr + page * PAGE_WORDS + at, mask=mask)
-        tl.store(pool_ptr + slot * PAGE_WORDS + at, data, mask=mask)
+        copy_block(host_ptr, pool_ptr, pages_ptr, slots_ptr, block, PAGE_WORDS, PAGE_BLOCKS, BLOCK)
 
 
 def gather_pages(

@@ -29,13 +29,15 @@ def resolve(
     keep_from: torch.Tensor | None = None,
     base: int = 0,
     distinct: bool = False,
+    joined: bool = False,
 ) -> None:
     """Resolve `pages` [...] of `layer`, plus `base` each.
 
     Changes `state` and writes `out`. `pages` may repeat and need no order, unless the caller says
     that they are `distinct` and ascending, which saves the search for repeats. `keep_from` [1] is
     read on the device. On a GPU nothing is read back by the host, except for LRFU over more than
-    16,384 slots, which takes the reference.
+    16,384 slots, which takes the reference. `joined` says that lines of a graph meet in front of
+    this launch (`strata.kernels.overlap`).
     """
     fits = state.victims == "clock" or state.owner.shape[1] <= MAX_LRFU_SLOTS
     if device.has_kernels(state.table) and fits:
@@ -49,6 +51,7 @@ def resolve(
             keep_from=keep_from,
             base=base,
             distinct=distinct,
+            joined=joined,
         )
         return
     ref.resolve(state, pages, out, layer=layer, keep_from=keep_from, base=base)

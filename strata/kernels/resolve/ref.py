@@ -88,7 +88,7 @@ def resolve(
     filled, total = int(scalars[FILLED]), len(owner)
     free = torch.arange(filled, min(total, filled + len(missed)), device=owner.device)
     need = len(missed) - len(free)
-    taken = torch.cat([free, _choose(state, layer, evictable, need)]) if need else free
+    taken = torch.cat([free, choose_victims(state, layer, evictable, need)]) if need else free
     admitted = missed[: len(taken)]
     evicted = owner[taken]
     table[evicted[evicted >= 0].long()] = -1
@@ -96,7 +96,9 @@ def resolve(
     owner[taken] = admitted.to(owner.dtype)
     scalars[FILLED] = filled + len(free)
     scalars[EPOCH] += 1
-    _touch(state, layer, torch.cat([slots[hit], taken]))
+    selected = torch.cat([slots[hit], taken])
+    state.stamp[layer, selected] = scalars[EPOCH]
+    _touch(state, layer, selected)
     if count:
         overflows = len(missed) - len(taken)
         counts = [len(asked), len(asked) - len(missed), len(missed), overflows]
@@ -106,7 +108,10 @@ def resolve(
     out.count[0] = torch.tensor([len(taken), len(missed)], device=owner.device)
 
 
-def _choose(state: ResolveState, layer: int, evictable: torch.Tensor, count: int) -> torch.Tensor:
+def choose_victims(
+    state: ResolveState, layer: int, evictable: torch.Tensor, count: int
+) -> torch.Tensor:
+    """Return at most `count` victims among the `evictable` slots [S], as the policy of `state`."""
     memory, scalars = state.memory[layer], state.scalars[layer]
     if state.victims == "lrfu":
         return lightest(memory, evictable, count)

@@ -193,6 +193,7 @@ def _resolve(
             tl.store(table_ptr + evicted, tl.full((BLOCK_MISSES,), -1, tl.int32), mask=evicted >= 0)
             tl.store(table_ptr + incoming, place, mask=mask)
             tl.store(owner_ptr + place, incoming, mask=mask)
+            tl.store(stamp_ptr + place, epoch + tl.zeros((BLOCK_MISSES,), tl.int32), mask=mask)
             if CLOCK:
                 tl.store(memory_ptr + place, tl.full((BLOCK_MISSES,), 1, tl.uint8), mask=mask)
             else:
@@ -219,6 +220,7 @@ def resolve(
     keep_from: torch.Tensor | None = None,
     base: int = 0,
     distinct: bool = False,
+    joined: bool = False,
     block: int = BLOCK,
     block_sweep: int = BLOCK_SWEEP,
 ) -> None:
@@ -271,5 +273,5 @@ def resolve(
             BLOCK_MISSES=min(block, 32 * warps),
             BLOCK_SLOTS=block_slots,
             num_warps=16 if not clock and block_slots > 4096 else warps,
-            **overlapped(state.table),
+            **overlapped(state.table, joined=joined),
         )

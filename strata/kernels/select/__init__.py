@@ -37,8 +37,8 @@ def select_pages(
     """Return the `count` pages [R, M] that each row of `q` [R, K, G, D] reads, ascending.
 
     See `ref.select_pages`. On a GPU nothing is read back by the host; a session of more than
-    16,384 pages takes the reference. `out` [R, M] (any integer type) and `scores` [R, P] float32
-    are a kernel's buffers where launches are captured.
+    16,384 pages takes the reference. `out` [R, M] (any integer type) is a kernel's buffer where
+    launches are captured; `scores` [R, P] float32 is given what older pages score.
     """
     if device.has_kernels(q) and bounds.shape[1] <= MAX_FUSED_PAGES:
         from strata.kernels.select import triton
@@ -46,7 +46,7 @@ def select_pages(
         return triton.select_pages(
             q, bounds, own_page, count=count, tail=tail, out=out, scores=scores
         )
-    return ref.select_pages(q, bounds, own_page, count=count, tail=tail)
+    return ref.select_pages(q, bounds, own_page, count=count, tail=tail, out=scores)
 
 
 def bound_pages(

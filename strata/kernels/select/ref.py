@@ -79,17 +79,26 @@ def _top_pages(scores: torch.Tensor, older: torch.Tensor, count: int) -> torch.T
 
 
 def select_pages(
-    q: torch.Tensor, bounds: torch.Tensor, own_page: torch.Tensor, *, count: int, tail: int
+    q: torch.Tensor,
+    bounds: torch.Tensor,
+    own_page: torch.Tensor,
+    *,
+    count: int,
+    tail: int,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the `count` pages [R, M] that each row of `q` [R, K, G, D] reads, ascending.
 
     Page 0, the best older pages, then the `tail` pages up to `own_page` [R]. The last row must have
     at least `count` pages up to its own; a session whose depth is less reads them all instead. An
     earlier row with fewer, at that border, takes pages 0 .. count - 1 and masks what follows it.
+    Scores of older pages go to `out` [R, P], too, where it is given.
     """
     rows = q.shape[0]
     last_older = int(own_page[-1]) - tail
     scores = score_pages(q, bounds[:, 1 : last_older + 1])
+    if out is not None:
+        out[:, 1 : last_older + 1] = scores
     top = _top_pages(scores, own_page - tail, count - 1 - tail)
     tails = own_page[:, None] + torch.arange(1 - tail, 1, device=q.device)
     selected = torch.cat([top.new_zeros(rows, 1), top, tails], 1)
