@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from strata.models.baselines import SETTING
+from strata.models.bench import bench_of, lost_pct, rule_choices
 from strata.models.evaluate import left_out, predictions
-from strata.models.regret import bench_of, lost_pct, measured_ring, rule_choices
 
 COLUMNS = ["policy", *SETTING, "depth_cells", "ring_cells", "lost"]
 
@@ -74,11 +74,12 @@ def _scored(
     """Return one row for each policy at one setting and depth."""
     times = group.set_index("ring_cells")["round_s"]
     bench = bench_of(group, pd.DataFrame([times.to_dict()]), default_ring_cells)
-    choices = chosen | rule_choices(bench, int(times.index.max()), rings)
+    rules = rule_choices(bench, bench.rings)  # what ran here is what fits
+    choices = chosen | rules | {f"fixed {ring}": ring for ring in rings}
     place = group.iloc[0][[*SETTING, "depth_cells"]].to_dict()
     rows = []
     for policy, ring in choices.items():
-        found = measured_ring(bench, ring)
+        found = bench.measured(ring)
         lost = np.nan if found is None else float(np.log(times[found] / times.min()))
         rows.append({"policy": policy, **place, "ring_cells": found, "lost": lost})
     return rows

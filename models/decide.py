@@ -80,7 +80,11 @@ def decide(frame: pd.DataFrame, rule: Rule, default_ring_cells: int) -> list[Ent
 
     Raises UsageError when the frame is not usable.
     """
-    pairs = pair_table(frame)
+    return decide_pairs(pair_table(frame), rule, default_ring_cells)
+
+
+def decide_pairs(pairs: pd.DataFrame, rule: Rule, default_ring_cells: int) -> list[Entry]:
+    """Return what `decide` does, from pairs (`strata.models.frame.pair_table`)."""
     candidates, note = judge(pairs, rule)
     entries = []
     for (tier_cells, mode), group in pairs.groupby(["tier_cells", "mode"], sort=True):

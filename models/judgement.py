@@ -20,6 +20,7 @@ from strata.models.evaluate import (
     summarise,
 )
 from strata.models.regret import regret
+from strata.models.rivals import Rivalry, compare_rivals
 
 AXES: dict[Axis, str] = {"depth_cells": "depth", "pool_cells": "ring"}
 
@@ -37,6 +38,8 @@ class Judgement:
     """By policy, the loss at depths that were left out (`strata.models.choice`)."""
     regret: pd.DataFrame
     """By policy, the regret on other passages of measured depths (`strata.models.regret`)."""
+    rivalry: Rivalry
+    """The learned table beside every other policy, passage by passage."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the judgement as plain JSON; what is not a number is null."""
@@ -46,6 +49,9 @@ class Judgement:
             "silence": asdict(self.silence),
             "choices": _records(self.choices),
             "regret": _records(self.regret),
+            "scored_on": self.rivalry.split,
+            "rivals": _records(self.rivalry.rivals),
+            "entries": _records(self.rivalry.entries),
         }
 
 
@@ -72,6 +78,7 @@ def judge_model(
         silence=silence(frame),
         choices=summarise_choices(left_out_choices(frame, default_ring_cells)),
         regret=scores[scores["entries"] > 0].reset_index(drop=True),
+        rivalry=compare_rivals(frame, rule, default_ring_cells),
     )
 
 

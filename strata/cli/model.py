@@ -75,8 +75,13 @@ def evaluate(
     json: JsonOption = None,
     db: DatabaseOption = DATABASE,
 ) -> None:
-    """Judge the model by depths, rings and passages that it was not shown, beside simpler ones."""
+    """Judge the model by depths, rings and passages that it was not shown, beside simpler ones.
+
+    And the policies: what each loses on passages that it was not shown, and the learned table
+    beside each of the others.
+    """
     from strata.cli import model_view as view
+    from strata.cli import rival_view
 
     check_json_target(json)
     with needs_extra("strata model evaluate"):
@@ -99,3 +104,7 @@ def evaluate(
     for line in view.coverage_lines(found):
         say(line)
     show_table(view.losses_table(found))
+    show_table(rival_view.rivals_table(found.rivalry))
+    show_table(rival_view.entries_table(found.rivalry))
+    for line in rival_view.rivalry_lines(found.rivalry):
+        say(line)

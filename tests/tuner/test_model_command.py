@@ -62,6 +62,13 @@ def test_evaluate_prints_every_method_and_policy(database: Path, tmp_path: Path)
     assert found["silence"]["silent"] == found["silence"]["asked"] > 0
     for word in ("rank correlation", "fixed 8192", "depth", "adapt", "need", "fit", "learned"):
         assert word in text
+    assert found["scored_on"] == "fresh"
+    assert {"best fixed in hindsight", "default ring", "depth", "adapt", "need", "fit"} <= {
+        row["rival"] for row in found["rivals"]
+    }
+    assert len(found["entries"]) == 10
+    for word in ("learned over it", "best in hindsight", "fresh passages, every ring on each"):
+        assert word in text
     assert "exact binomial p" in text
     assert "no evidence" in text
 
