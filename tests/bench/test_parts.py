@@ -79,6 +79,18 @@ def test_fused_kernels_are_told_apart_by_what_follows() -> None:
     assert attribute(launches(["_bear", *draft, *verify])) == ["resolve", *of_draft, *expected]
 
 
+@pytest.mark.parametrize("apart", [1, 2, 3])
+def test_what_is_fetched_ahead_stands_between_any_others(apart: int) -> None:
+    plain = ["_embed", *LAYER, *LAYER, "_project", "_pick", "_accept", "_join", "_project"]
+    side = iter(["_forecast_experts", "_reserve", "_fetch", "_publish", "_forecast_pages"])
+    mixed = []
+    for i, name in enumerate(plain):
+        mixed += [name, *([next(side, "_publish")] if i % apart == apart - 1 else [])]
+    parts = attribute(launches(mixed))
+    assert [part for part in parts if part != "prefetch"] == attribute(launches(plain))
+    assert parts.count("prefetch") == len(mixed) - len(plain)
+
+
 def test_behind_the_head_the_drafter_writes_its_cells() -> None:
     parts = attribute(launches(["_embed", *LAYER, GEMM, ARGMAX, NORM, GEMM, "_append"]))
     assert parts[-5:] == ["head", "head", "other", "drafter", "drafter"]

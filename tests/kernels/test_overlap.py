@@ -76,6 +76,7 @@ def test_a_window_can_be_run_again(
 ) -> None:
     """On a CPU nothing overlaps: what the device is asked below is a fair question."""
     assert overlap.overlapped(torch.zeros(1)) == {"OVERLAP": False}
+    assert overlap.overlapped(torch.zeros(1), joined=True) == {"OVERLAP": False}
     check(open_engine(tiny, select, cells=305), 2, monkeypatch)
 
 
