@@ -5,8 +5,8 @@ rows, draws the target tokens, counts how many drafts they equal, moves the comm
 drafter's cells of all rows are written (those of rejected rows lie ahead of the committed end and
 are overwritten). All of it reads positions, tokens and page tables from device memory, so it is
 one phase, captured once per number of drafts. The host reads one small tensor a round: the target
-tokens and the number accepted. A round that begins no page needs nothing of the host, so it may be
-launched before the host has read the one before it.
+tokens and the number accepted. So most rounds need nothing that the host reads of the one before,
+and are launched before it has.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class CapturedEngine(Engine):
         """Capture such a round, so that the first one does not wait for it."""
         if self._capture and at_most >= 0:
             drafts = self._drafts_to_run(drafts, min_p, at_most)
-            self._phase(drafts, min_p, self._pages.before(self._board, drafts + 1))
+            self._phase(drafts, min_p, self._pages.before(self._board, drafts + 1, 0))
 
     @torch.inference_mode()
     def launch(self, sampler: Sampler, drafts: int, min_p: float, *, at_most: int) -> None:
@@ -197,7 +197,8 @@ class CapturedEngine(Engine):
         counted, drafts = min(drafts, at_most), self._drafts_to_run(drafts, min_p, at_most)
         if counted < drafts:
             self._board.limit.fill_(0 if self.refuse_drafts else counted)
-        every_page = self._pages.before(self._board, drafts + 1)
+        under_way = sum(launched.drafts + 1 for launched in self._under_way)
+        every_page = self._pages.before(self._board, drafts + 1, under_way)
         self._phase(drafts, min_p, every_page).run()
         if self._ended:
             number = self._collected + len(self._under_way)
@@ -206,7 +207,7 @@ class CapturedEngine(Engine):
         self._under_way.append(Launched(drafts=drafts, counted=counted, every_page=every_page))
 
     def foresees(self, drafts: int, min_p: float) -> bool:
-        """Return whether the host has no part in such a round, and its phase is there."""
+        """Return whether its phase is there, and nothing of it hangs on what the host will read."""
         if not self.looks_ahead or len(self._under_way) != 1:
             return False
         last = self._under_way[0]
@@ -242,6 +243,8 @@ class CapturedEngine(Engine):
         self._collected += 1
         self.forwards += 1
         self._pages.after(rows, accepted + 1, every_page=done.every_page)
+        for launched in self._under_way:  # which stands behind this one
+            self._pages.born(launched.drafts + 1)
         self._phase_experts.after(rows * config.experts_per_token * config.layers)
         if isinstance(self.drafter, MtpDrafter):
             self.drafter.advance(accepted + 1)

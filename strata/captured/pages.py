@@ -47,8 +47,15 @@ class Pages(Protocol):
     def arm(self) -> None:
         """Start from the ring as it was seeded."""
 
-    def before(self, board: Board, rows: int) -> bool:
-        """Give the next window's pages their slots; return whether its rows read every page."""
+    def before(self, board: Board, rows: int, under_way: int) -> bool:
+        """Give the next window's pages their slots; return whether its rows read every page.
+
+        With `under_way` rows in a window ahead of it the device knows which pages those are, and
+        the host is told by `born` once it knows as well.
+        """
+
+    def born(self, rows: int) -> None:
+        """Take note of the pages that the next window began."""
 
     def store(self, layer: int) -> CellStore:
         """Return where the cells of `layer` go."""
@@ -96,15 +103,18 @@ class DensePages:
         """Take over the tables as they were seeded; what was read before is forgotten."""
         self._state.start(self.kv.residency.filled)
 
-    def before(self, board: Board, rows: int) -> bool:
+    def before(self, board: Board, rows: int, under_way: int) -> bool:
         """Bear the window's pages: all that are to come at once where each has its slot."""
-        kv, g = self.kv, self.kv.geometry
-        if g.holds_all:
-            kv.bear_until(kv.committed + rows)
-        elif kv.begins_page(rows):
-            self._bear(board, rows)
-            kv.note_born(rows)
+        if self.kv.geometry.holds_all:
+            self.kv.bear_until(self.kv.committed + rows)
+        else:
+            self._bear(board, rows, under_way)
         return True
+
+    def born(self, rows: int) -> None:
+        """Tell the cache, unless it knows."""
+        if self.kv.begins_page(rows):
+            self.kv.note_born(rows)
 
     def store(self, layer: int) -> CellStore:
         """Return where the cells of `layer` go."""
@@ -137,8 +147,11 @@ class DensePages:
         """Return nothing: tables change between phases only."""
         return []
 
-    def _bear(self, board: Board, rows: int) -> None:
+    def _bear(self, board: Board, rows: int, under_way: int) -> None:
+        """Give newborn pages slots in every layer by one launch, where there may be any."""
         g = self.kv.geometry
+        if not self.kv.begins_page(rows, under_way):
+            return
         bear_pages(
             self._state,
             board.positions[:1],
@@ -147,6 +160,8 @@ class DensePages:
             tail=g.tail,
             replace=g.select_pages > 0,
         )
+        if not under_way:
+            self.born(rows)
 
     def _grouped(self, q: torch.Tensor) -> torch.Tensor:
         g = self.kv.geometry
@@ -189,13 +204,11 @@ class SelectedPages(DensePages):
         if self._ahead is not None:
             self._ahead.clear()
 
-    def before(self, board: Board, rows: int) -> bool:
-        """Give newborn pages slots in every layer by one launch; say if every page is read."""
-        kv, g = self.kv, self.kv.geometry
-        if kv.begins_page(rows):
-            self._bear(board, rows)
-            kv.note_born(rows)
-        return (kv.committed + rows - 1) // g.page_cells < g.select_pages
+    def before(self, board: Board, rows: int, under_way: int) -> bool:
+        """Give newborn pages slots; say if every page is read."""
+        self._bear(board, rows, under_way)
+        g = self.kv.geometry
+        return (self.kv.committed + rows - 1) // g.page_cells < g.select_pages
 
     def attend(self, layer: int, q: torch.Tensor, board: Board, *, every_page: bool) -> Splits:
         """Select, resolve, bring misses in, and read each row's pages."""

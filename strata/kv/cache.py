@@ -102,22 +102,26 @@ class KvCache:
             self._bear(page)
         return last_page
 
-    def begins_page(self, rows: int) -> bool:
-        """Return whether a window of `rows` rows has a page that is not born yet."""
-        last_page = self._last_page(rows)
+    def begins_page(self, rows: int, under_way: int = 0) -> bool:
+        """Return whether a window of `rows` rows has a page that is not born yet, or may have.
+
+        Of a window of `under_way` rows ahead of it any number may be kept.
+        """
+        last_page = self._last_page(under_way + rows)
         assert last_page < self.geometry.pages, "window past the session's max context"
         return last_page >= self.born_pages
 
     def foresees(self, rows: int, under_way: int) -> bool:
         """Return whether it is known how a window of `rows` rows reads behind one under way.
 
-        Of its `under_way` rows any number may be kept: whatever that is, the next window begins no
-        page, and reads every page or does not.
+        Of its `under_way` rows any number may be kept: whatever that is, the next window reads
+        every page or does not. Which pages it begins need not be known, unless the host bears all
+        that are to come.
         """
-        most = self._last_page(under_way + rows)
-        selected = self.geometry.select_pages
-        sure = not selected or (self._last_page(rows) < selected) == (most < selected)
-        return sure and most < self.born_pages
+        g, least, most = self.geometry, self._last_page(rows), self._last_page(under_way + rows)
+        if g.select_pages:
+            return (least < g.select_pages) == (most < g.select_pages)
+        return not g.holds_all or most < self.born_pages
 
     def note_born(self, rows: int) -> None:
         """Take note that the pages of a window of `rows` rows were born on the device."""
