@@ -19,27 +19,26 @@ class Branch:
     def __init__(self, device: torch.device, name: str) -> None:
         """Take the stream of that `name`: branches of one name may not be open at once."""
         self._device, self._name = device, name
+        self._side = _side_stream(device, name) if device.type == "cuda" else None
         self._open = False
 
     @contextmanager
     def fork(self) -> Iterator[None]:
         """Put what is launched inside beside what is launched behind it."""
-        if self._device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+        if self._side is None or not torch.cuda.is_current_stream_capturing():
             yield
             return
         assert not self._open, f"the branch {self._name} was not joined"
-        side = _side_stream(self._device, self._name)
-        side.wait_stream(torch.cuda.current_stream(self._device))
+        self._side.wait_stream(torch.cuda.current_stream(self._device))
         self._open = True
-        with torch.cuda.stream(side):
+        with torch.cuda.stream(self._side):
             yield
 
     def join(self) -> None:
         """Let what is launched from here on wait for what was forked, if anything was."""
-        if self._open:
+        if self._open and self._side is not None:
             self._open = False
-            side = _side_stream(self._device, self._name)
-            torch.cuda.current_stream(self._device).wait_stream(side)
+            torch.cuda.current_stream(self._device).wait_stream(self._side)
 
 
 @cache
