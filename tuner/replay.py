@@ -1,8 +1,10 @@
 """Run a sampler against a grid that was measured: what it would have found, and how soon.
 
-No trial runs. An arm costs what it cost when it was measured, so the unit is arms; its recorded
-mean log ratio over the default ring is taken for the truth. The regret of a (tier, mode) is what
-the best ring measured so far (the default ring, before any) lacks to the best ring of the grid.
+No trial runs. An arm's recorded mean log ratio over the default ring is taken for the truth. The
+regret of a (tier, mode) is what the best ring measured so far (the default ring, before any) lacks
+to the best ring of the grid; the mean over all of them is scored, for every sampler alike. The
+unit is arms. The default ring itself and what the memory did not hold count nothing: the first is a
+control that finds no ring and is measured in any order, the second takes no time.
 """
 
 from __future__ import annotations
@@ -52,6 +54,16 @@ class RecordedGrid:
         gains = {arm: mean_gain(records[arm], mine) for arm, mine in pairs.items()}
         return cls(grid, gains, records)
 
+    @property
+    def rivals(self) -> frozenset[Arm]:
+        """Return the arms that count: those that could run and are not the default ring."""
+        return frozenset(
+            arm
+            for arm in self.gains
+            if arm.ring_cells != self.grid.default_ring_cells
+            and not any(run.kind == "out of memory" for run in self.records[arm])
+        )
+
     def best(self, measured: Sequence[Arm]) -> float:
         """Return the mean over (tier, mode) of the best log ratio among some arms, and 0."""
         found = {(arm.tier_cells, arm.mode): 0.0 for arm in self.gains}
@@ -65,7 +77,10 @@ class RecordedGrid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """What one sampler found, over seeds; curves are [seeds, arms + 1], from no arm onwards."""
+    """What one sampler found, over seeds; curves are [seeds, arms + 1], from no arm onwards.
+
+    Arms are those of `RecordedGrid.rivals`.
+    """
 
     sampler: str
     num_arms: int
@@ -107,11 +122,12 @@ def replay(
     recorded: RecordedGrid, sampler: str, *, seeds: Sequence[int], max_arms: int | None = None
 ) -> Replay:
     """Let a sampler ask for arms of a recorded grid, once a seed, up to `max_arms` of them."""
-    num_arms = len(recorded.gains) if max_arms is None else min(max_arms, len(recorded.gains))
+    every = len(recorded.rivals)
+    num_arms = every if max_arms is None else min(max_arms, every)
     curves = [_curve(recorded, sampler, seed, num_arms) for seed in seeds]
     return Replay(
         sampler=sampler,
-        num_arms=len(recorded.gains),
+        num_arms=every,
         found=np.array(curves),
         best=recorded.best(list(recorded.gains)),
     )
@@ -120,10 +136,11 @@ def replay(
 def _curve(recorded: RecordedGrid, sampler: str, seed: int, num_arms: int) -> list[float]:
     plan = recorded.grid.plan.with_sampler(sampler, seed=seed)
     grid = ArmGrid(plan, recorded.grid.default_ring_cells)
-    order, asked = ArmOrder(grid, {}), list[Arm]()
+    order, asked, rivals = ArmOrder(grid, {}), list[Arm](), recorded.rivals
     curve, best = [recorded.best(asked)], recorded.best(list(recorded.gains))
-    while len(asked) < num_arms and curve[-1] < best and (arm := order.ask()) is not None:
+    while len(curve) <= num_arms and curve[-1] < best and (arm := order.ask()) is not None:
         order.tell(arm, recorded.gains[arm], recorded.records[arm])
         asked.append(arm)
-        curve.append(recorded.best(asked))
+        if arm in rivals:
+            curve.append(recorded.best(asked))
     return curve + [best] * (num_arms + 1 - len(curve))  # nothing better is left to find

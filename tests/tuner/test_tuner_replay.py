@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -37,9 +38,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_cost_model_finds_the_rings_in_a_quarter_of_the_grid_and_before_random(
     recorded: RecordedGrid,
 ) -> None:
-    """A quarter of the arms that can win anything: the default's own pairs do not count."""
-    rivals = [arm for arm in recorded.gains if arm.ring_cells != 8_192]
-    quarter = len(rivals) // 4
+    quarter = len(recorded.rivals) // 4
     ours = replay(recorded, "cost-model", seeds=SEEDS, max_arms=quarter)
     random = replay(recorded, "random", seeds=SEEDS)
     assert ours.regret_ratio[0, 0] > 0.02  # there is something to find
@@ -50,7 +49,7 @@ def test_the_cost_model_finds_the_rings_in_a_quarter_of_the_grid_and_before_rand
 @pytest.mark.parametrize("sampler", ["grid", "random", "tpe"])
 def test_every_sampler_ends_with_nothing_left_to_find(recorded: RecordedGrid, sampler: str) -> None:
     found = replay(recorded, sampler, seeds=range(2))
-    assert found.found.shape == (2, len(recorded.gains) + 1)
+    assert found.found.shape == (2, len(recorded.rivals) + 1)
     assert (np.diff(found.found, axis=1) >= 0).all()
     assert found.regret_ratio[:, -1] == pytest.approx(0.0, abs=1e-12)
     assert found.regret_ratio[:, 0] == pytest.approx(1 - math.exp(-found.best))
@@ -81,6 +80,20 @@ def test_a_failed_arm_finds_nothing(recorded: RecordedGrid) -> None:
     assert found.regret_ratio[0, -1] == pytest.approx(0.0, abs=1e-12)
 
 
+def test_the_default_and_what_memory_refused_count_nothing(recorded: RecordedGrid) -> None:
+    assert all(arm.ring_cells != 8_192 for arm in recorded.rivals)
+    refused = {arm for arm in recorded.gains if arm.ring_cells > 12_288}
+    records = {
+        arm: [replace(run, kind="out of memory") for run in runs] if arm in refused else runs
+        for arm, runs in recorded.records.items()
+    }
+    gains = {arm: None if arm in refused else gain for arm, gain in recorded.gains.items()}
+    failed = RecordedGrid(recorded.grid, gains, records)
+    assert failed.rivals == recorded.rivals - refused
+    found = replay(failed, "grid", seeds=[0])
+    assert found.num_arms == found.found.shape[1] - 1 == len(failed.rivals)
+
+
 def test_half_a_grid_is_not_replayed(study: StudyRecord) -> None:
     store = MemoryStore()
     store.add_study(study)
@@ -97,7 +110,7 @@ def test_the_command_prints_a_table_and_draws(
              "--arms", "9", "--db", str(database), "--out", str(picture)]  # fmt: skip
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.stderr
-    assert "50 arms, 2 seeds" in result.stdout
+    assert "40 arms, 2 seeds" in result.stdout
     assert "not run" in result.stdout  # nine arms are no quarter of the grid
     rows = [line.split()[0] for line in result.stdout.splitlines() if line.strip()]
     assert {"random", "cost-model"} <= set(rows)
