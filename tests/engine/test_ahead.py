@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import product
+from itertools import accumulate, product
 from typing import Any
 
 import pytest
+import torch
 
 from strata.arena import Arena
 from strata.captured import CapturedEngine
 from strata.config import KvConfig, SamplingParams, Selection, SessionConfig, SpecConfig
 from strata.experts.cache import PooledExperts
 from strata.generation import Generation
+from strata.kernels.accept import ROUNDS_KEPT
 from strata.lm import LanguageModel, load_model
 from strata.session import Session, create_session
 from tests.conftest import TINY, prompt_of
@@ -280,3 +282,36 @@ def test_launch_by_launch_a_gpu_looks_nowhere(model: LanguageModel) -> None:
     launched = CapturedEngine(e.model, e.kv, e.experts, e.drafter, capture=False)
     assert launched.looks_ahead == (model.device.type == "cpu")
     assert CapturedEngine(e.model, e.kv, e.experts, e.drafter).looks_ahead
+
+
+class Event:
+    """An event that notes when it is recorded and waited for."""
+
+    def __init__(self, name: int, seen: list[tuple[str, int]]) -> None:
+        self.name, self.seen = name, seen
+
+    def record(self, stream: object) -> None:
+        self.seen.append(("behind", self.name))
+
+    def synchronize(self) -> None:
+        self.seen.append(("wait", self.name))
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_host_waits_for_the_round_that_it_reads(
+    tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
+    session = open_session(tiny, "dense", ahead=ahead, drafts=1)
+    engine, seen = session.engine, []
+    assert isinstance(engine, CapturedEngine)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    engine._ended = [Event(n, seen) for n in range(ROUNDS_KEPT)]  # type: ignore[misc]
+    for _ in range(2):
+        seen.clear()
+        rounds = session.generate(SamplingParams(max_new=NEW, ignore_eos=True)).rounds
+        for what in ("behind", "wait"):
+            names = [name for kind, name in seen if kind == what]
+            assert names == [n % ROUNDS_KEPT for n in range(rounds)]
+        lead = list(accumulate(1 if kind == "behind" else -1 for kind, _ in seen))
+        assert (min(lead), max(lead)) == (0, 2 if ahead else 1)
+        session.rewind()
