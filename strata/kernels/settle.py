@@ -10,6 +10,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+UNROLLED = tl.constexpr(32)
+"""Parts whose loads are all under way at once; more of them are read so many at a time."""
+
 
 @triton.jit
 def arrive_last(counter_ptr, expected):
@@ -55,9 +58,14 @@ def settle_row(
     Pointers are the row's. Both are rounded to the model's type.
     """
     inside = h < HIDDEN
-    for part in tl.static_range(PARTS):
-        at = parts_ptr + part * HIDDEN + h
-        x += tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
+    if PARTS <= UNROLLED:
+        for part in tl.static_range(PARTS):
+            at = parts_ptr + part * HIDDEN + h
+            x += tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
+    else:
+        for part in range(PARTS):
+            at = parts_ptr + part * HIDDEN + h
+            x += tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
     rounded = x.to(residual_ptr.dtype.element_ty)
     tl.store(residual_ptr + h, rounded, mask=inside)
     normed = norm_row(rounded.to(tl.float32), gain, eps, HIDDEN)

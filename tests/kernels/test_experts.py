@@ -41,7 +41,8 @@ def route(
 @pytest.mark.parametrize("normalise", [False, True])
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
 @pytest.mark.parametrize(
-    ("rows", "experts", "count"), [(1, 48, 4), (8, 48, 4), (3, 5, 5), (2, 100, 1), (5, 8, 2)]
+    ("rows", "experts", "count"),
+    [(1, 48, 4), (8, 48, 4), (3, 5, 5), (2, 100, 1), (5, 8, 2), (3, 130, 7), (3, 300, 4)],
 )
 def test_routing_agrees_with_a_stable_sort(
     device: str,
@@ -215,7 +216,8 @@ def settle(
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("dtype", "_"), DTYPES)
 @pytest.mark.parametrize(
-    ("rows", "hidden", "width", "count"), [(1, 256, 64, 4), (3, 48, 20, 2), (2, 300, 130, 3)]
+    ("rows", "hidden", "width", "count"),
+    [(1, 256, 64, 4), (3, 48, 20, 2), (2, 300, 130, 3), (2, 16, 200, 3)],
 )
 def test_a_settled_product_is_added_and_normed(
     device: str, dtype: torch.dtype, _: float, rows: int, hidden: int, width: int, count: int

@@ -189,6 +189,8 @@ CASES = {
     "more splits than lanes": Case(heads=1, count=300, masked=(0, 7, 256, 258), hidden=48),
     "splits behind a position": Case(rows=3, count=4, positions=(127, 128, 400)),
     "one row of several": Case(rows=1, row=5, dim=64, experts=0, count=2),
+    "more experts than are compared at once": Case(rows=2, experts=200, chosen=5, hidden=64),
+    "more parts than are read at once": Case(rows=2, heads=20, dim=64, count=2),
     "no router": Case(rows=2, experts=0, hidden=100),
 }
 

@@ -145,7 +145,7 @@ def test_projections_are_the_references(
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(
     ("rows", "hidden", "experts", "count", "width"),
-    [(100, 64, 8, 2, 32), (1, 40, 5, 5, 20), (63, 48, 48, 4, 16)],
+    [(100, 64, 8, 2, 32), (1, 40, 5, 5, 20), (63, 48, 48, 4, 16), (40, 32, 300, 3, 16)],
 )
 def test_experts_are_the_references(
     device: str, dtype: torch.dtype, rows: int, hidden: int, experts: int, count: int, width: int

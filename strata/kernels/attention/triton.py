@@ -18,6 +18,8 @@ from strata.kernels.device import on_device_of
 
 BLOCK_M = 128
 STAGES = 3
+WIDE_DIM = 128
+"""Values of a head above which cells ahead of their use do not fit in shared memory."""
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Interpreted products take bfloat16 for integers, so operands are widened there."""
 
@@ -198,6 +200,6 @@ def attend_prompt(
             BLOCK_N=BLOCK_CELLS,
             BLOCK_D=block_d,
             WIDEN=INTERPRETED and q.dtype != torch.float32,
-            STAGES=STAGES,
+            STAGES=STAGES if block_d <= WIDE_DIM else 1,
             num_warps=8,
         )

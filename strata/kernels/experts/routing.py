@@ -5,6 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+AT_ONCE = tl.constexpr(128)
+"""Experts that are compared each with each in registers; of more the best is taken in turn."""
+
 
 @triton.jit
 def choose_experts(
@@ -54,7 +57,8 @@ def rank_experts(
     """Write the COUNT best of `logits` [BLOCK], numbered `e`, with their weights.
 
     An expert's place is how many are better. All of them at once is one reduction; one after
-    another would be two each, and a reduction over warps is what costs here.
+    another are two each, and a reduction over warps is what costs here. But the comparisons are
+    BLOCK * BLOCK, and more than registers hold where there are many experts.
     """
     inside = e < experts
     logits = tl.where(inside, logits, float("-inf"))
@@ -62,10 +66,18 @@ def rank_experts(
     if not NORMALISE:
         share = share / tl.sum(share, 0)
     share = tl.where(inside, share, -1.0)
-    theirs = share[None, :]
-    mine = share[:, None]
-    better = (theirs > mine) | ((theirs == mine) & (e[None, :] < e[:, None]))
-    place = tl.sum(better.to(tl.int32), 1)
+    if BLOCK <= AT_ONCE:
+        theirs = share[None, :]
+        mine = share[:, None]
+        better = (theirs > mine) | ((theirs == mine) & (e[None, :] < e[:, None]))
+        place = tl.sum(better.to(tl.int32), 1)
+    else:
+        place = tl.full((BLOCK,), BLOCK, tl.int32)
+        left = share
+        for j in range(COUNT):
+            best = tl.min(tl.where(left == tl.max(left, 0), e, BLOCK), 0)
+            place = tl.where(e == best, j, place)
+            left = tl.where(e == best, -2.0, left)
     chosen = inside & (place < COUNT)
     if NORMALISE:
         share = share / tl.sum(tl.where(chosen, share, 0.0), 0)

@@ -258,8 +258,11 @@ def norm_and_route(
 ) -> None:
     """Write the normed rows and their experts; see the package for the contract."""
     (rows, hidden), count = x.shape, ids.shape[1]
+    block_e = max(16, triton.next_power_of_2(len(router)))
+    # Logits of a tile stay in registers, its part of the router in shared memory.
+    block_m = BLOCK_ROWS if block_e <= 64 else 16
     with on_device_of(x):
-        _route[(triton.cdiv(rows, BLOCK_ROWS),)](
+        _route[(triton.cdiv(rows, block_m),)](
             x,
             norm,
             router,
@@ -273,10 +276,10 @@ def norm_and_route(
             COUNT=count,
             NORMALISE=normalise,
             WIDEN=INTERPRETED and x.dtype != torch.float32,
-            BLOCK_M=BLOCK_ROWS,
-            BLOCK_E=max(16, triton.next_power_of_2(len(router))),
-            BLOCK_H=BLOCK_INNER,
-            num_warps=4,
+            BLOCK_M=block_m,
+            BLOCK_E=block_e,
+            BLOCK_H=max(16, min(BLOCK_INNER, 16384 // block_e)),
+            num_warps=4 if block_e <= 256 else 8,
         )
 
 
