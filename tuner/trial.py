@@ -50,10 +50,10 @@ class StrataEngine:
         from strata.tuner.shelf import SHARE, Shelf, memory_bytes
 
         torch.set_num_threads(1)
-        sharers = max(1, torch.cuda.device_count()) if self._device != "cpu" else 1
-        self._shelf = Shelf(memory_bytes() // SHARE // sharers)
-        if self._number and self._device != "cpu" and torch.cuda.is_available():
-            self._device = f"cuda:{self._number}"
+        gpus = torch.cuda.device_count() if self._device != "cpu" else 0
+        self._shelf = Shelf(memory_bytes() // SHARE // max(1, gpus))
+        if self._number and gpus:
+            self._take_gpu(gpus)
         if self._device == "cpu" or (self._device == "auto" and not torch.cuda.is_available()):
             self._load()
 
@@ -109,6 +109,14 @@ class StrataEngine:
 
         set_decode_threads(None)
         return self._load()
+
+    def _take_gpu(self, gpus: int) -> None:
+        """Have the forks see this worker's GPU alone: none of them has met the driver yet."""
+        if self._number >= gpus:
+            self._device = f"cuda:{self._number}"  # refused by this name
+            return
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
+        os.environ["CUDA_VISIBLE_DEVICES"] = seen.split(",")[self._number]
 
     def _load(self) -> LanguageModel:
         from strata.lm import bundled_model_path, load_model
