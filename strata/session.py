@@ -160,18 +160,17 @@ class Session:
                 # A round gives one token more than it drafts.
                 if not ahead:
                     engine.launch(sampler, drafts, min_p, at_most=collector.room - 1)
-                known = not count.learns_from(drafts)
-                following = count.next() if known else 0
-                fits = following < collector.room - drafts - 1
-                ahead = known and fits and engine.foresees(following, min_p)
-                if ahead:
-                    engine.launch(sampler, following, min_p, at_most=following)
+                ahead, following = False, count.foresee(drafts)
+                if following is not None and following < collector.room - drafts - 1:
+                    ahead = engine.foresees(following, min_p)
+                    if ahead:
+                        engine.launch(sampler, following, min_p, at_most=following)
                 collector.catch_up()  # while a GPU is at the rounds
                 done = engine.collect()
                 count.learn(done.drafted, done.accepted)
                 out.note_round(done.drafted, done.accepted)
                 going = collector.take(done.tokens)
-                drafts = following if known else count.next()
+                drafts = count.next()
         except KeyboardInterrupt:
             out.stopped = "interrupted"
         engine.discard()

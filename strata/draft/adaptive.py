@@ -6,6 +6,7 @@ every machine.
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Protocol
 
 from strata.config import MAX_DRAFTS
@@ -32,8 +33,8 @@ class DraftCount(Protocol):
     def learn(self, drafted: int, accepted: int) -> None:
         """Take what the round drafted and how many of them were accepted."""
 
-    def learns_from(self, drafts: int) -> bool:
-        """Return whether a round of `drafts` drafts can change what `next` returns behind it."""
+    def foresee(self, drafts: int) -> int | None:
+        """Return what `next` returns behind a round of `drafts` drafts, None where that is open."""
 
 
 class FixedDrafts:
@@ -49,9 +50,9 @@ class FixedDrafts:
     def learn(self, drafted: int, accepted: int) -> None:
         """Ignore acceptance."""
 
-    def learns_from(self, drafts: int) -> bool:
-        """Return that no round teaches anything."""
-        return False
+    def foresee(self, drafts: int) -> int | None:
+        """Return the constant."""
+        return self._count
 
 
 class AutoDrafts:
@@ -94,6 +95,15 @@ class AutoDrafts:
         for j in range(min(drafted, accepted + 1)):
             self._share[j] = MEMORY * self._share[j] + (1 - MEMORY) * (j < accepted)
 
-    def learns_from(self, drafts: int) -> bool:
-        """Return whether there is a draft to learn from."""
-        return drafts > 0
+    def foresee(self, drafts: int) -> int | None:
+        """Return what every outcome leads to, if it is one number."""
+        counts: set[int] = set()
+        for accepted in range(drafts + 1):
+            for drafted in {accepted, drafts}:  # a drafter in doubt stops early
+                twin = copy(self)
+                twin._share = list(self._share)
+                twin.learn(drafted, accepted)
+                counts.add(twin.next())
+                if len(counts) > 1:
+                    return None
+        return counts.pop()

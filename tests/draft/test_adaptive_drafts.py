@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from copy import deepcopy
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,6 +37,25 @@ def test_auto_stops_drafting_what_is_never_accepted_and_comes_back():
         asked = drafts.next()
         drafts.learn(asked, asked)
     assert drafts.next() >= 2
+
+
+@given(st.lists(st.integers(0, 2 * MAX_DRAFTS), max_size=60), st.sampled_from(["cpu", "cuda"]))
+def test_what_is_foreseen_comes(fates, device):
+    drafts = adaptive.AutoDrafts(device)
+    asked = drafts.next()
+    for fate in fates:
+        seen = drafts.foresee(asked)
+        after = []
+        for outcome in range(asked + 1):
+            twin = deepcopy(drafts)
+            twin.learn(asked, outcome)
+            after.append(twin.next())
+        assert seen is None or set(after) == {seen}
+        assert seen is not None or asked
+        drafts.learn(asked, min(asked, fate))
+        asked = drafts.next()
+        assert seen in (None, asked)
+    assert adaptive.FixedDrafts(3).foresee(7) == 3
 
 
 def test_auto_reads_no_clock():
