@@ -64,6 +64,9 @@ def round_buffers(
         "main.stats": ((2 * splits[0] * splits[1],), torch.float32),
         "head.shares": ((rows,), torch.float32),
         "head.parts": ((5, rows, block_count(c.vocab, c.hidden)), torch.float32),
+        # What samplers with cuts draw from; a session does not know yet who will sample.
+        "head.logits": ((rows, c.vocab), kind),
+        "head.values": ((rows, c.vocab), torch.float32),
     }
     asked = max(1, min(rows * g.select_pages, g.pages))
     specs |= _residency("pages", g.layers, g.pages, g.slots, victims, asked)

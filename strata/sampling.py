@@ -12,6 +12,7 @@ import torch
 
 from strata.config import SamplingParams
 from strata.errors import UsageError
+from strata.kernels.head.keep import keep_likely
 from strata.noise import gumbel
 
 GREEDY_BELOW = 1e-5
@@ -45,23 +46,14 @@ class Sampler:
         return self.pick(logits, torch.tensor([position], device=logits.device))
 
     def process(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return logits divided by the temperature, then cut by top-k, top-p and min-p in turn."""
+        """Return logits divided by the temperature, cut by top-k, top-p and min-p in turn.
+
+        `strata.kernels.head.keep` says which tokens stay; those of equal logits do so together.
+        """
         p = self.params
-        logits = logits / p.temperature
-        if 0 < p.top_k < logits.shape[-1]:
-            kth = logits.topk(p.top_k, -1).values[:, -1:]
-            logits = logits.masked_fill(logits < kth, -torch.inf)
-        if p.top_p < 1:
-            ranked, order = logits.sort(dim=-1, descending=True, stable=True)
-            probs = ranked.softmax(-1)
-            outside = probs.cumsum(-1) - probs >= p.top_p
-            outside[:, 0] = False  # also where top-p is 0
-            logits = logits.masked_fill(outside.gather(-1, order.argsort(-1)), -torch.inf)
-        if p.min_p > 0:
-            probs = logits.softmax(-1)
-            floor = p.min_p * probs.amax(-1, keepdim=True)
-            logits = logits.masked_fill(probs < floor, -torch.inf)
-        return logits
+        scaled = logits / p.temperature
+        kept = keep_likely(logits, scaled, top_k=p.top_k, top_p=p.top_p, min_p=p.min_p)
+        return scaled.masked_fill(~kept, -torch.inf)
 
 
 def _check(p: SamplingParams) -> None:

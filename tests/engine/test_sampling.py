@@ -29,11 +29,12 @@ def plain_kept(logits: list[float], p: SamplingParams) -> set[int]:
         kept = [i for i in order if scaled[i] >= kth]
     if p.top_p < 1:
         probs, total, nucleus = softmax(scaled, kept), 0.0, []
-        for i in kept:
+        for value in dict.fromkeys(scaled[i] for i in kept):  # equal ones together
             if nucleus and total >= p.top_p:
                 break
-            nucleus.append(i)
-            total += probs[i]
+            equal = [i for i in kept if scaled[i] == value]
+            nucleus += equal
+            total += sum(probs[i] for i in equal)
         kept = nucleus
     if p.min_p > 0:
         probs = softmax(scaled, kept)
@@ -109,6 +110,13 @@ def test_top_p_zero_keeps_the_best() -> None:
     logits = torch.tensor([[0.0, 1.0, 3.0, 2.0]])
     p = SamplingParams(temperature=1.0, top_p=0.0)
     assert [Sampler(p).pick(logits, torch.tensor([at])).item() for at in range(8)] == [2] * 8
+
+
+def test_tokens_of_equal_logits_stand_or_fall_together() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0, 2.0, 2.0, 0.0]])
+    for cut in ({"top_k": 2}, {"top_p": 0.5}, {"top_k": 2, "top_p": 0.8, "min_p": 0.3}):
+        kept = Sampler(SamplingParams(temperature=1.0, **cut)).process(logits).isfinite()
+        assert kept.tolist() == [[False, True, True, True, True, False]], cut
 
 
 @pytest.mark.parametrize(

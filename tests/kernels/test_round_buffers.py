@@ -120,7 +120,8 @@ def test_a_phase_takes_no_memory(
     pool = few if experts else e.experts
     engine = CapturedEngine(e.model, e.kv, pool, e.drafter, prefetch=prefetch)
     engine._prompt_hidden, engine._prompt_cells = e._prompt_hidden, e._prompt_cells
-    sampler = Sampler(SamplingParams(temperature=0.8, seed=3))
+    cuts = {"top_k": 9, "top_p": 0.9, "min_p": 0.01} if min_p == 0 else {}
+    sampler = Sampler(SamplingParams(temperature=0.8, seed=3, **cuts))
     engine.first_token(sampler)
     every_page = "selection" not in reading
     with torch.inference_mode(), Taken() as taken:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
@@ -225,6 +227,8 @@ def check_head(given: Inputs) -> bool:
     got = head.draw(given.put(x), None, given.put(weight), eps=c.norm_eps)
     if not torch.equal(got.tokens.cpu(), expected.tokens):
         return False
+    if not _draws_alike(given, x, weight):
+        return False
     x, norm = given.normal(ROWS, c.hidden), given.normal(c.hidden)
     weight = given.normal(vocab, c.hidden, scale=c.hidden**-0.5)
     normed = F.rms_norm(x.float(), (c.hidden,), norm.float(), c.norm_eps)
@@ -233,6 +237,25 @@ def check_head(given: Inputs) -> bool:
     )
     assert drawn.logits is not None
     return given.near(drawn.logits, normed @ weight.float().T)
+
+
+def _draws_alike(given: Inputs, x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Return whether top-k, top-p and min-p leave the same tokens to draw from."""
+
+    def tokens(op: Any, where: torch.device) -> torch.Tensor:
+        drawn = op.draw(
+            x.to(where),
+            None,
+            weight.to(where),
+            eps=given.config.norm_eps,
+            positions=torch.arange(ROWS, device=where),
+            seed=torch.tensor([5], device=where),
+            temperature=torch.tensor([2.5], device=where),
+            cuts=torch.tensor([50, 0.9, 0.001], dtype=torch.float64, device=where),
+        )
+        return drawn.tokens.cpu()  # type: ignore[no-any-return]
+
+    return torch.equal(tokens(head, given.device), tokens(head.ref, torch.device("cpu")))
 
 
 def check_accept(given: Inputs) -> bool:

@@ -27,6 +27,8 @@ def draw(
     tokens: torch.Tensor | None = None,
     shares: torch.Tensor | None = None,
     parts: torch.Tensor | None = None,
+    cuts: torch.Tensor | None = None,
+    scores: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> Drawn:
     """Return the tokens behind rows `x` [R, H] of a forward, with their share of the softmax.
 
@@ -34,9 +36,10 @@ def draw(
     [V, H] and rounded to its type. Without a seed the token is the largest logit's, the lowest of
     equals. With `positions` [R], a `seed` [1] int64 (two's complement) and a `temperature` [1]
     float32, all on the device, it is the argmax of logits / temperature plus
-    `strata.noise.gumbel`. `tokens` [R] is where the tokens go, if that matters.
-    `shares` [R] float32 and `parts` [5, R, `block_count`] float32 are a kernel's buffers where
-    launches are captured.
+    `strata.noise.gumbel`. With `cuts` [3] float64 as well (top-k, top-p, min-p) only the tokens
+    count that `keep.keep_likely` leaves. `tokens` [R] is where the tokens go, if that matters.
+    `shares` [R] float32, `parts` [5, R, `block_count`] float32 and, for cuts, `scores` ([R, V] in
+    the weight's type and [R, V] float32) are a kernel's buffers where launches are captured.
     """
     if device.has_kernels(x):
         from strata.kernels.head import triton
@@ -53,9 +56,11 @@ def draw(
             tokens=tokens,
             shares=shares,
             parts=parts,
+            cuts=cuts,
+            scores=scores,
         )
     drawn = ref.draw(
-        x, norm, weight, eps=eps, positions=positions, seed=seed, temperature=temperature
+        x, norm, weight, eps=eps, positions=positions, seed=seed, temperature=temperature, cuts=cuts
     )
     return drawn if tokens is None else replace(drawn, tokens=tokens.copy_(drawn.tokens))
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from strata.kernels.head.drawn import Drawn
+from strata.kernels.head.keep import keep_likely
 from strata.noise import gumbel
 
 
@@ -21,6 +22,7 @@ def draw(
     positions: torch.Tensor | None,
     seed: torch.Tensor | None,
     temperature: torch.Tensor | None,
+    cuts: torch.Tensor | None = None,
 ) -> Drawn:
     """Return the tokens drawn behind rows `x` [R, H]; see the package for the contract."""
     hidden = x if norm is None else F.rms_norm(x, x.shape[-1:], norm, eps)
@@ -28,7 +30,12 @@ def draw(
     values = logits
     if seed is not None and temperature is not None and positions is not None:
         noise = gumbel(positions, logits.shape[-1], int(seed) % 2**64)
-        values = logits / temperature + noise
+        values = scaled = logits / temperature
+        if cuts is not None:
+            top_k, top_p, min_p = cuts.tolist()
+            kept = keep_likely(logits, scaled, top_k=int(top_k), top_p=top_p, min_p=min_p)
+            values = scaled.masked_fill(~kept, -torch.inf)
+        values = values + noise
     tokens = values.argmax(-1)
     shares = logits.softmax(-1).gather(-1, tokens[:, None])[:, 0]
     return Drawn(tokens=tokens, shares=shares, hidden=hidden, logits=logits)

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from strata.kernels.device import on_device_of
+from strata.kernels.head.cut import cut
 from strata.kernels.head.drawn import Drawn, block_count, block_vocab
 from strata.kernels.overlap import let_next_begin, overlapped, wait_for_previous
 
@@ -58,6 +59,7 @@ def _project(
     temperature_ptr,
     hidden_ptr,
     logits_ptr,
+    values_ptr,
     value_ptr,
     index_ptr,
     raw_ptr,
@@ -70,6 +72,7 @@ def _project(
     NORM: tl.constexpr,
     SAMPLE: tl.constexpr,
     LOGITS: tl.constexpr,
+    VALUES: tl.constexpr,
     BLOCK_VOCAB: tl.constexpr,
     BLOCK_HIDDEN: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -108,6 +111,8 @@ def _project(
             position = tl.load(positions_ptr + row)
             value = tl.div_rn(logit, temperature + tl.zeros((BLOCK_VOCAB,), tl.float32))
             value += _gumbel(v, position, seed)
+        if VALUES:
+            tl.store(values_ptr + row * vocab + v, value, mask=inside)
         best = tl.max(value, 0)
         index = tl.min(tl.where(value == best, v, 0x7FFFFFFF), 0)
         top = tl.max(logit, 0)
@@ -179,6 +184,8 @@ def draw(
     tokens: torch.Tensor | None = None,
     shares: torch.Tensor | None = None,
     parts: torch.Tensor | None = None,
+    cuts: torch.Tensor | None = None,
+    scores: tuple[torch.Tensor, torch.Tensor] | None = None,
     out: Drawn | None = None,
 ) -> Drawn:
     """Return the tokens drawn behind rows `x` [R, H]; see the package for the contract."""
@@ -186,6 +193,11 @@ def draw(
     assert weight.is_contiguous()
     x = x.contiguous()
     blocks = block_count(vocab, hidden)
+    if scores is None and cuts is not None:
+        scores = (
+            torch.empty(rows, vocab, dtype=weight.dtype, device=x.device),
+            torch.empty(rows, vocab, dtype=torch.float32, device=x.device),
+        )
     if out is None:
         logits = torch.empty(rows, vocab, device=x.device) if with_logits else None
         if tokens is None:
@@ -200,6 +212,7 @@ def draw(
         parts = torch.empty(5, rows, blocks, dtype=torch.float32, device=x.device)
     best = (parts[0], parts[1].view(torch.int32), *parts[2:])
     sample = seed is not None and temperature is not None and positions is not None
+    logits, values = (out.logits, None) if cuts is None or scores is None else scores
     with on_device_of(x):
         _project[(blocks,)](
             x,
@@ -209,7 +222,8 @@ def draw(
             seed if sample else parts,
             temperature if sample else parts,
             out.hidden,
-            parts if out.logits is None else out.logits,
+            parts if logits is None else logits,
+            parts if values is None else values,
             *best,
             rows,
             vocab,
@@ -217,15 +231,21 @@ def draw(
             HIDDEN=hidden,
             NORM=norm is not None,
             SAMPLE=sample,
-            LOGITS=out.logits is not None,
+            LOGITS=logits is not None,
+            VALUES=values is not None,
             BLOCK_VOCAB=block_vocab(hidden),
             BLOCK_HIDDEN=max(triton.next_power_of_2(hidden), 16),
             num_warps=4,
             **overlapped(x),
         )
-        _pick[(rows,)](
-            *best, out.tokens, out.shares, blocks, BLOCK=256, num_warps=4, **overlapped(x)
-        )
+        if cuts is not None and temperature is not None:
+            assert logits is not None
+            assert values is not None
+            cut(logits, values, cuts, temperature, out.tokens, out.shares)
+        else:
+            _pick[(rows,)](
+                *best, out.tokens, out.shares, blocks, BLOCK=256, num_warps=4, **overlapped(x)
+            )
     return out
 
 
