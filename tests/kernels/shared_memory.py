@@ -113,7 +113,8 @@ def run_rows(g: Geometry) -> None:
     state, normed, gain = g.empty(g.rows, g.hidden), g.empty(g.rows, g.hidden), g.empty(g.hidden)
     at, counter = g.empty(g.rows, dtype=I64), g.empty(g.rows, dtype=I32)
     rest: dict[str, Any] = {"eps": 1e-6, "residual": state, "normed": normed}
-    embedding = g.empty(512, g.hidden)
+    vocab = 8192
+    embedding = g.empty(vocab, g.hidden)
     embed.embed_rows(at, embedding, gain, **rest)
     weight = g.empty(g.hidden, 2 * g.hidden)
     embed.join_rows(at, state, embedding, (gain, gain, gain), weight, counter=counter, **rest)
@@ -183,7 +184,8 @@ def run_rows(g: Geometry) -> None:
             seed=seed,
             temperature=temperature,
             with_logits=seed is None,
-            parts=g.empty(5, g.rows, block_count(512, g.hidden), dtype=F32),
+            parts=g.empty(5, g.rows, block_count(vocab, g.hidden), dtype=F32),
+            cuts=None if seed is None else g.empty(3, dtype=torch.float64),
         )
 
 

@@ -27,6 +27,7 @@ BUNDLED: dict[str, set[str]] = {
     "_bear": {"BLOCK=512 SLOTS=1024 warps=4 stages=3"},
     "_bound": {"C=16 D=64 warps=1 stages=3"},
     "_choose": {"GROUPS=8 TILES=16 OUT=256 warps=8 stages=3"},
+    "_cut": {"BLOCK=8192 warps=32 stages=3"},
     "_down": {"E=64 M=64 N=128 I=64 warps=4 stages=3"},
     "_embed": {"BLOCK=256 warps=4 stages=3"},
     "_flash": {"M=128 N=64 D=64 STAGES=3 warps=8 stages=3"},
