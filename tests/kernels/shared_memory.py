@@ -41,6 +41,8 @@ from strata.kernels.out_proj import Router, chunk_count
 from strata.kernels.out_proj import triton as out_proj
 from strata.kernels.paged_attention import Splits, split_shape, supports
 from strata.kernels.paged_attention import triton as paged
+from strata.kernels.prefetch import Pending
+from strata.kernels.prefetch import triton as prefetch
 from strata.kernels.project import triton as project
 from strata.kernels.qkv import CellStore
 from strata.kernels.qkv import triton as qkv
@@ -173,6 +175,7 @@ def run_rows(g: Geometry) -> None:
             residual=state if settled else None,
             gain=gain if settled else None,
         )
+    prefetch.forecast_experts(normed, router.weight, ids, weights)
     experts.route(g.empty(g.rows, g.experts), count=g.chosen, normalise=True)
     for seed, temperature in ((None, None), (at[:1], g.empty(1, dtype=F32))):
         head.draw(
@@ -209,6 +212,10 @@ def run_pages(g: Geometry) -> None:
         newborn.bear_pages(
             state, at, rows=g.rows, page_cells=g.page, tail=tail, replace=victims == "clock"
         )
+        pending, wanted = Pending.empty(2, 8, META), g.empty(2, 8, dtype=I32)
+        scores = g.empty(2, pages, dtype=F32)
+        prefetch.forecast_pages(scores, at[:1], state.table, wanted, tail=tail)
+        prefetch.reserve(state, wanted, pending, base=0, own=at[:1], tail=tail)
     rows = g.empty(g.rows * planes, dtype=I64)
     append.append_cells(cells[0], pool, rows, pool, rows)
     if supports(head_dim=g.head_dim, dtype=torch.bfloat16, group=g.group):

@@ -95,4 +95,4 @@ def test_the_bundled_model_has_the_blocks_that_were_measured(found: list[dict[st
             got.setdefault(one["kernel"], set()).add(
                 " ".join([*sizes, f"warps={one['warps']}", f"stages={one['stages']}"])
             )
-    assert got == BUNDLED
+    assert {kernel: got[kernel] for kernel in BUNDLED} == BUNDLED
