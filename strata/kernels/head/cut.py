@@ -94,10 +94,11 @@ def _cut(
         high = most + 1
         while high - least > 1:
             middle = least + ((high - least) >> 1)
-            count = tl.sum(((image >= middle) & (v < vocab)).to(tl.int32), 0)
+            limit = middle.to(tl.int32)
+            count = tl.sum(((image >= limit) & (v < vocab)).to(tl.int32), 0)
             for start in range(BLOCK, vocab, BLOCK):
                 more_v, more, more_image = _tile(logits_ptr, start, vocab, SHIFT, BLOCK)
-                reached = (more_image >= middle) & (more_v < vocab)
+                reached = (more_image >= limit) & (more_v < vocab)
                 count += tl.sum(reached.to(tl.int32), 0)
             up = count >= top_k
             least = tl.where(up, middle, least)
@@ -114,11 +115,12 @@ def _cut(
         kept = most
         while kept - below > 1:
             middle = below + ((kept - below) >> 1)
-            above = tl.sum(tl.where(image > middle, units, 0), 0)
+            limit = middle.to(tl.int32)
+            above = tl.sum(tl.where(image > limit, units, 0), 0)
             for start in range(BLOCK, vocab, BLOCK):
                 more_v, more, more_image = _tile(logits_ptr, start, vocab, SHIFT, BLOCK)
                 others = _units(more, more_image, least, top, temperature, BLOCK)
-                above += tl.sum(tl.where(more_image > middle, others, 0), 0)
+                above += tl.sum(tl.where(more_image > limit, others, 0), 0)
             little = above.to(tl.float64) < bound
             kept = tl.where(little, middle, kept)
             below = tl.where(little, below, middle)
