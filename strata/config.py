@@ -26,6 +26,8 @@ WINDOW_SLACK_CELLS = 9
 Victims = Literal["clock", "lrfu"]
 Prefetch = Literal["none", "pages", "experts", "all"]
 """What captured and launched rounds fetch before it is asked for."""
+DEFAULT_PREFETCH: Prefetch = "experts"
+"""What was measured best (`experiments/prefetch`)."""
 Rounds = Literal["captured", "launched", "reference"]
 """Phases in CUDA graphs, the same phases launch by launch, or plain PyTorch products."""
 
@@ -119,7 +121,8 @@ class SessionConfig:
     vram_budget_bytes: int | None = None
     rounds: Rounds = "captured"
     """What orders rounds on a GPU; a CPU has the reference alone."""
-    prefetch: Prefetch = "none"
+    prefetch: Prefetch | None = None
+    """None takes DEFAULT_PREFETCH, and says nothing where that has nothing to fetch."""
     max_context_cells: int | None = None
     """None is the session's need (one `generate`); a served conversation names its own."""
 

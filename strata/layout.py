@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from strata.arena import block_bytes, outside_bytes, tensor_bytes
-from strata.config import Prefetch, Selection, Victims
+from strata.config import DEFAULT_PREFETCH, Prefetch, Selection, Victims
 from strata.draft.ring import ring_shape
 from strata.errors import BudgetError
 from strata.kernels import device
@@ -40,7 +40,7 @@ class Demand:
     """W as given: None follows the ring, 0 is everything."""
     victims: Victims
     budget_bytes: int | None
-    prefetch: Prefetch = "none"
+    prefetch: Prefetch = DEFAULT_PREFETCH
 
     @property
     def num_experts(self) -> int:

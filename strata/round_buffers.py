@@ -94,7 +94,7 @@ def round_buffers(
             "experts.next.x": ((2, rows, c.hidden), kind),
             "experts.next.ids": (chosen, torch.int32),
             "experts.next.weights": (chosen, kind),
-            **_fields("experts.next", Pending.empty(1, rows * c.experts_per_token, META)),
+            **_fields("experts.next", Pending.empty(1, c.experts_per_token, META)),
         }
     if window_cells is not None:
         window = window_shape(c.heads, c.head_dim, window_cells)

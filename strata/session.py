@@ -16,6 +16,7 @@ import torch
 from strata.arena import Arena, outside_bytes
 from strata.captured import CapturedEngine, capture_obstacle
 from strata.config import (
+    DEFAULT_PREFETCH,
     DEFAULT_RING_CELLS,
     MAX_DRAFTS,
     MAX_ROWS,
@@ -240,7 +241,8 @@ def create_session(
     if phases and (obstacle := capture_obstacle(kv.geometry, kv.victims, model.config.group)):
         warnings.append(f"rounds are not captured as CUDA graphs: {obstacle}")
         phases = False
-    if idle := demand.prefetch_obstacle(decision.pool_cells, slots, phases=phases):
+    idle = demand.prefetch_obstacle(decision.pool_cells, slots, phases=phases)
+    if config.prefetch is not None and idle:
         warnings.append(f"--prefetch {config.prefetch} fetches nothing: {idle}")
     if not phases:
         engine = Engine(model, kv, experts, drafter)
@@ -305,7 +307,7 @@ def _demand(
         window_cells=config.spec.window_cells,
         victims=config.kv.victims,
         budget_bytes=config.vram_budget_bytes,
-        prefetch=config.prefetch,
+        prefetch=config.prefetch or DEFAULT_PREFETCH,
     )
 
 
@@ -357,9 +359,10 @@ def _decide(
             f"policy table {decision.table} was measured without --spec-min-p; "
             "its gain may not hold"
         )
-    if decision.gain is not None and config.prefetch != "none":
+    if decision.gain is not None and config.prefetch not in (None, DEFAULT_PREFETCH):
         warnings.append(
-            f"policy table {decision.table} was measured without --prefetch; its gain may not hold"
+            f"policy table {decision.table} was measured with --prefetch {DEFAULT_PREFETCH}; "
+            "its gain may not hold"
         )
     return decision
 

@@ -31,7 +31,7 @@ class Arm:
     drafts: Drafts
     ring: int | None
     """`KvConfig.resident_cells`: 0 keeps the whole context resident, None is ``auto``."""
-    prefetch: Prefetch = "none"
+    prefetch: Prefetch | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,7 +78,7 @@ def generate(
     vram_budget: opt.VramBudget = None,
     max_context: opt.MaxContext = None,
     no_graphs: opt.NoGraphs = False,
-    prefetch: opt.PrefetchWhat = opt.DEFAULT_PREFETCH,
+    prefetch: opt.PrefetchWhat = None,
     spec: opt.Spec = None,
     no_mtp: opt.NoMtp = False,
     spec_min_p: opt.SpecMinP = opt.DEFAULT_MIN_P,

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from strata.config import (
+    DEFAULT_PREFETCH,
     DEFAULT_RING_CELLS,
     MAX_DRAFTS,
     PAGE_CELLS,
@@ -27,7 +28,6 @@ AUTO = "auto"
 DEFAULT_EVICT = KvConfig().victims
 DEFAULT_SELECT = str(KvConfig().selection)
 DEFAULT_MIN_P = SpecConfig().min_p
-DEFAULT_PREFETCH = SessionConfig().prefetch
 
 KvResident = Annotated[
     str | None,
@@ -94,10 +94,11 @@ NoGraphs = Annotated[
     ),
 ]
 PrefetchWhat = Annotated[
-    Prefetch,
+    Prefetch | None,
     typer.Option(
         "--prefetch",
-        help="Fetch pages of the next round, experts of the next layer, before they are asked for.",
+        help="Fetch pages of the next round, experts of the next layer, before they are asked for; "
+        f"unset is {DEFAULT_PREFETCH}.",
         rich_help_panel="Memory",
     ),
 ]
@@ -142,7 +143,7 @@ def session_config(
     vram_budget: str | None = None,
     max_context: str | None = None,
     no_graphs: bool = False,
-    prefetch: Prefetch = DEFAULT_PREFETCH,
+    prefetch: Prefetch | None = None,
     spec: str | None = None,
     no_mtp: bool = False,
     spec_min_p: float = DEFAULT_MIN_P,

@@ -102,7 +102,7 @@ def test_what_it_needs_is_part_of_a_budget(ledger: Ledger, drafts: int) -> None:
         window_cells=None,
         budget_bytes=budget,
     )
-    plain = ledger.demand(asked)
+    plain = dataclasses.replace(ledger.demand(asked), prefetch="none")
     ahead = dataclasses.replace(plain, prefetch="all")
     slots = [demand.most_experts(4_096) for demand in (plain, ahead)]
     assert slots[0] is not None
@@ -153,7 +153,10 @@ def test_where_it_has_nothing_to_fetch_it_says_why(
     assert idle in found
 
 
-def test_the_reference_warns(tiny: LanguageModel) -> None:
+def test_the_reference_warns_who_asked_by_name(tiny: LanguageModel) -> None:
+    config = SessionConfig(spec=SpecConfig(drafts=0))
+    session = create_session(tiny, config, prompt_cells=90, max_new=8, environ={})
+    assert session.warnings == []
     config = SessionConfig(prefetch="all", spec=SpecConfig(drafts=0))
     session = create_session(tiny, config, prompt_cells=90, max_new=8, environ={})
     (line,) = session.warnings

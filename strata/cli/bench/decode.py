@@ -12,6 +12,7 @@ from strata.cli.bench import options as opt
 from strata.cli.bench.report import check, progress, show_spread
 from strata.cli.console import fail_cleanly, say, show_table, warn
 from strata.cli.json_file import check_json_target, write_json
+from strata.config import DEFAULT_PREFETCH
 from strata.openmp import calm
 from strata.units import format_cells
 
@@ -40,9 +41,13 @@ def command(
         str, typer.Option(metavar="CELLS|depth/N", help="Cells that a query row reads; 0 is all.")
     ] = session_opt.DEFAULT_SELECT,
     prefetch: Annotated[
-        str,
-        typer.Option(metavar="LIST", help="What is fetched ahead, like none,pages,experts,all."),
-    ] = session_opt.DEFAULT_PREFETCH,
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="What is fetched ahead, like none,pages,experts,all; "
+            f"unset is {DEFAULT_PREFETCH}.",
+        ),
+    ] = None,
     vram_budget: session_opt.VramBudget = None,
     mtp_window: session_opt.MtpWindow = session_opt.AUTO,
     max_new: Annotated[int, typer.Option(min=MIN_NEW, help="New tokens a repeat.")] = 256,
@@ -61,7 +66,7 @@ def command(
     depths = opt.parse_list(depth, opt.parse_depth)
     drafts = opt.parse_list(spec, opt.parse_drafts)
     rings = opt.parse_list(ring, opt.parse_ring)
-    ahead = opt.parse_list(prefetch, opt.parse_prefetch)
+    ahead = [None] if prefetch is None else opt.parse_list(prefetch, opt.parse_prefetch)
     config = session_opt.session_config(
         kv_select=select, vram_budget=vram_budget, mtp_window=mtp_window
     )
@@ -104,7 +109,7 @@ def _show(figures: list[DecodeFigure]) -> None:
     table = Table(
         "depth", "drafts", "ring", "tok/s", "rounds/s", "tokens/round", "misses a round", "tokens"
     )
-    prefetching = any(figure.arm.prefetch != "none" for figure in figures)
+    prefetching = any(figure.arm.prefetch not in (None, "none") for figure in figures)
     if prefetching:
         table.add_column("prefetched a round, used of them")
     for figure in figures:
@@ -128,7 +133,7 @@ def _show(figures: list[DecodeFigure]) -> None:
 
 def _prefetched(figure: DecodeFigure, rounds: int) -> str:
     kv, experts = figure.kv, figure.experts
-    if figure.arm.prefetch == "none":
+    if figure.arm.prefetch in (None, "none"):
         return "none"
     return (
         f"{kv.prefetched / rounds:.1f}, {kv.prefetched_used / rounds:.1f} + "
@@ -141,7 +146,8 @@ def _parts_table(profiled: list[tuple[DecodeFigure, RoundProfile]]) -> Table:
     depth = format_cells(profiled[0][0].arm.depth)
     table = Table("part of a round", title=f"us (kernels) a round at {depth}")
     for figure, _ in profiled:
-        ahead = "" if figure.arm.prefetch == "none" else f", prefetch {figure.arm.prefetch}"
+        arm = figure.arm
+        ahead = "" if arm.prefetch in (None, "none") else f", prefetch {arm.prefetch}"
         table.add_column(f"{figure.arm.drafts} drafts, ring {figure.ring_cells}{ahead}")
     for part in profiled[0][1].parts:
         times = [profile.parts[part] for _, profile in profiled]
