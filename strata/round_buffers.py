@@ -49,7 +49,8 @@ def round_buffers(
     """Return the shape and type of every tensor that rounds of at most `rows` rows need.
 
     `window_cells` is the drafter's window, None without one; `expert_slots` None is where every
-    expert is on the device. All begin as zeros. Those for `prefetch` are there where `ahead` says.
+    expert is on the device, as it is with a slot for each. All begin as zeros. Those for `prefetch`
+    are there where `ahead` says.
     """
     c, g, kind = config, geometry, geometry.dtype
     cells = (rows, 2, c.kv_heads, c.head_dim)
@@ -84,7 +85,8 @@ def round_buffers(
             "pages.next.wanted": ((g.layers, PAGES_AHEAD), torch.int32),
             **_fields("pages.next", Pending.empty(g.layers, PAGES_AHEAD, META)),
         }
-    if expert_slots is not None:
+    if misses_experts(c, expert_slots):
+        assert expert_slots is not None
         asked = rows * c.experts_per_token
         number = c.layers * c.experts
         specs |= _residency("experts", 1, number, expert_slots, "clock", asked)
@@ -110,13 +112,17 @@ def round_buffers(
     return specs
 
 
+def misses_experts(config: LMConfig, expert_slots: int | None) -> bool:
+    """Return whether an expert may be missed: slots are there, and fewer than experts."""
+    return expert_slots is not None and expert_slots < config.layers * config.experts
+
+
 def ahead(
     prefetch: Prefetch, config: LMConfig, geometry: KvGeometry, expert_slots: int | None
 ) -> tuple[bool, bool]:
     """Return whether pages and whether experts are fetched ahead: those that may be missed."""
-    every_expert = expert_slots is None or expert_slots >= config.layers * config.experts
     pages = geometry.select_pages > 0 and not geometry.holds_all
-    experts = config.layers > 1 and not every_expert
+    experts = config.layers > 1 and misses_experts(config, expert_slots)
     return prefetch in ("pages", "all") and pages, prefetch in ("experts", "all") and experts
 
 

@@ -173,6 +173,7 @@ class CapturedEngine(Engine):
             self._draw = TokenDraw(self.model, sampler, self._buffers)
             self._phases = {}
         self._pages.arm()
+        self._phase_experts.arm()
         self._board.start(self.kv.committed, token, self.kv.geometry.page_cells)
         self._under_way.clear()
         self._collected = 0

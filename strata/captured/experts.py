@@ -21,6 +21,9 @@ from strata.round_buffers import Buffers, admitted, resolve_state
 class PhaseExperts(Protocol):
     """Apply routed experts without a decision of the host."""
 
+    def arm(self) -> None:
+        """Be ready behind a prompt."""
+
     def product(
         self,
         x: torch.Tensor,
@@ -49,10 +52,22 @@ class PhaseExperts(Protocol):
 
 
 class AllResident:
-    """Leave everything to the cache: no slot ever changes hands."""
+    """Every expert on the device: no slot ever changes hands.
 
-    def __init__(self, cache: ResidentExperts) -> None:
+    A pool with a slot for each is filled behind the prompt, which borrows its room.
+    """
+
+    def __init__(self, cache: ResidentExperts | PooledExperts) -> None:
         self._cache = cache
+        self._weights = cache.pool if isinstance(cache, PooledExperts) else cache.weights
+        self._filled = isinstance(cache, ResidentExperts)
+
+    def arm(self) -> None:
+        """Fill the pool, once: there is one prompt a session."""
+        if not self._filled:
+            assert isinstance(self._cache, PooledExperts)
+            self._cache.fill()
+            self._filled = True
 
     def product(
         self,
@@ -64,11 +79,11 @@ class AllResident:
         following: Linear | None,
     ) -> None:
         """Multiply where every expert lies; nothing is ever fetched."""
-        slot_product(x, ids, weights, self._cache.weights, base=base, settled=settled)
+        slot_product(x, ids, weights, self._weights, base=base, settled=settled)
 
     def after(self, routed: int) -> None:
         """Count hits: a captured phase does not."""
-        self._cache.count(routed)
+        self._cache.counters.count(lookups=routed, misses=0, overflows=0, item_bytes=0)
 
     def sync(self) -> None:
         """Have nothing to bring: no slot changes hands."""
@@ -94,6 +109,9 @@ class Pooled:
         self._ahead: ExpertsAhead | None = None
         if "experts.next.slots" in buffers:
             self._ahead = ExpertsAhead(self._state, cache.host, cache.pool, buffers)
+
+    def arm(self) -> None:
+        """Keep what is in the pool; experts do not depend on the sequence."""
 
     def product(
         self,
@@ -138,7 +156,7 @@ class Pooled:
 
 def phase_experts(cache: ExpertCache, buffers: Buffers) -> PhaseExperts:
     """Return the experts of a session as its phases use them."""
-    if isinstance(cache, PooledExperts):
+    if isinstance(cache, PooledExperts) and not cache.holds_all:
         return Pooled(cache, buffers)
-    assert isinstance(cache, ResidentExperts)
+    assert isinstance(cache, PooledExperts | ResidentExperts)
     return AllResident(cache)

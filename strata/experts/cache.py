@@ -124,6 +124,19 @@ class PooledExperts:
         """Return a view of host memory."""
         return self.host[first : first + count]
 
+    @property
+    def holds_all(self) -> bool:
+        """Return whether there is a slot for every expert."""
+        return self.slots >= len(self.host)
+
+    def fill(self) -> None:
+        """Bring every expert in, each to the slot of its number; there must be one for each."""
+        assert self.holds_all
+        every = torch.arange(len(self.host), device=self.pool.device)
+        self.residency.clear()
+        self.residency.seed_all(every[None])
+        self.pool[: len(self.host)].copy_(self.host, non_blocking=True)
+
     def check_integrity(self) -> None:
         """Assert that the table and the owners of the pool agree."""
         self.residency.check_integrity()

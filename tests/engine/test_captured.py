@@ -84,9 +84,11 @@ def test_refused_drafts_are_made_verified_and_given_back(
 
 
 SAMPLED = {"temperature": 0.9, "top_p": 0.9, "seed": 11}
+EVERY = 16
+"""The experts of all layers of the stand-in model."""
 
 
-@pytest.mark.parametrize("experts", [None, 2, 16], ids="experts={}".format)
+@pytest.mark.parametrize("experts", [None, 2, 11, EVERY], ids="experts={}".format)
 @pytest.mark.parametrize("reading", [DENSE, SMALL, SELECTED, TIGHT, SHALLOW])
 @pytest.mark.parametrize("drafts", [0, 1, 3, 7, "auto"])
 def test_rounds_are_those_of_the_engine(
@@ -108,11 +110,37 @@ def test_rounds_are_those_of_the_engine(
     assert captured.engine.forwards == got.rounds
     if model.device.type == "cpu":  # a capture's warm-up leaves pages and experts resident
         assert got.kv == expected.kv
-        assert got.experts == expected.experts
+        if experts == EVERY:
+            assert (got.experts.misses, got.experts.bytes) == (0, 0)
+        else:
+            assert got.experts == expected.experts
     for session in (plain, captured):
         session.engine.check_integrity()
     captured.rewind()
     assert captured.generate(params).tokens == expected.tokens
+
+
+def test_a_pool_with_a_slot_for_every_expert_is_filled_once(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("nobody is to be resolved or fetched")
+
+    monkeypatch.setattr("strata.captured.experts.resolve", refuse)
+    monkeypatch.setattr("strata.captured.experts.gather_pages", refuse)
+    session = open_session(model, captured=True, experts=EVERY, prefetch="all", drafts=0, **SMALL)
+    pool = session.engine.experts
+    assert isinstance(pool, PooledExperts)
+    params = SamplingParams(max_new=8, ignore_eos=True)
+    first = session.generate(params)
+    session.engine.check_integrity()
+    assert torch.equal(pool.pool.cpu(), pool.host.cpu())
+    monkeypatch.setattr(PooledExperts, "fill", refuse)
+    session.rewind()
+    again = session.generate(params)
+    assert again.tokens == first.tokens
+    routed = again.rounds * model.config.layers * model.config.experts_per_token
+    assert (again.experts.lookups, again.experts.hits) == (routed, routed)
 
 
 AHEAD: list[Prefetch] = ["pages", "experts", "all"]
