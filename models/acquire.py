@@ -6,7 +6,8 @@ the arms already measured, and which is zero where the ring is the default. The 
 mode) is what its best measured ring lacks to its best ring; measuring an arm lowers it by as much
 as the arm beats the best measured one, so the expected drop is the expected improvement (Jones,
 Schonlau and Welch, Journal of Global Optimization, 1998). Until the model can be fitted, arms are
-taken far from each other and from what was measured.
+taken far from each other in depth and mode, an octave above or below the default ring: the nearest
+ring says little, and the last one is seldom the best.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy.optimize import nnls
 from scipy.spatial.distance import cdist
 from scipy.special import ndtr
 
 from strata.models.cost_model import ASKED
 from strata.models.features import pool_cells
 from strata.models.latency import RoundTime
-from strata.models.misses import FallingCurve
 from strata.models.physics import Floats
 
 ARM_COLUMNS = (*ASKED, "tier_cells", "default_ring_cells", "gain")
@@ -38,7 +39,12 @@ OCTAVES = 1.0
 OTHER_MODE = 0.5
 """How alike the model's errors are with the drafter off and on."""
 MIN_TIERS, MIN_POOLS = 2, 3
-"""What must be measured in a mode, where its grid has as many, before the model is asked."""
+"""What must be measured, where the grid has as many, before the model is asked; and every mode. A
+cell, a page and an expert cost what they cost with the drafter off and on."""
+FIRST_OCTAVES = 1.0
+"""How far from the default ring the first arms lie, where the grid has such rings."""
+MAX_BOUNDS = 8
+"""Rounds in which sessions that kept every expert are added to the fit of slots."""
 
 Marks = NDArray[np.bool_]
 
@@ -58,15 +64,12 @@ def propose(trials: pd.DataFrame, arms: pd.DataFrame, measured: Marks, *, seed: 
 
 
 def can_fit(trials: pd.DataFrame, arms: pd.DataFrame) -> bool:
-    """Return whether each mode of the grid was measured at enough depths and pools."""
-    for mode, mine in arms.groupby("mode"):
-        seen = trials[trials["mode"] == mode]
-        wanted = min(MIN_TIERS, mine["tier_cells"].nunique())
-        if seen["tier_cells"].nunique() < wanted:
-            return False
-        if len(np.unique(pool_cells(seen))) < min(MIN_POOLS, len(np.unique(pool_cells(mine)))):
-            return False
-    return True
+    """Return whether each mode of the grid was measured, and enough depths and pools in all."""
+    if not set(arms["mode"]) <= set(trials["mode"]):
+        return False
+    if trials["tier_cells"].nunique() < min(MIN_TIERS, arms["tier_cells"].nunique()):
+        return False
+    return _num_pools(trials) >= min(MIN_POOLS, _num_pools(arms))
 
 
 def expected_drops(trials: pd.DataFrame, arms: pd.DataFrame) -> Floats:
@@ -91,7 +94,7 @@ def believed_gains(trials: pd.DataFrame, arms: pd.DataFrame) -> tuple[Floats, Fl
     default = arms.assign(ring_cells=arms["default_ring_cells"])
     default = default.assign(expert_slots=_slots(trials, default))
     part = RoundTime.learn(trials)
-    predicted = np.log(part.seconds(default)) - np.log(part.seconds(asked))
+    predicted = _log_ratio(part.seconds(default), part.seconds(asked))
     is_default, gain = _is_default(arms), _known_gains(arms)
     known = np.isfinite(gain)
     wrong = gain[known] - predicted[known]
@@ -127,36 +130,83 @@ def _likeness(arms: pd.DataFrame) -> Floats:
     return alike
 
 
-def _slots(trials: pd.DataFrame, arms: pd.DataFrame) -> Floats:
-    """Return the expert slots that each arm's pool would leave, by the sessions measured so far.
+def _log_ratio(default_s: Floats, arm_s: Floats) -> Floats:
+    """Return the log of one time over another, zero where few trials leave a time without price."""
+    priced = (default_s > 0) & (arm_s > 0)
+    ratio: Floats = np.log(np.where(priced, default_s, 1.0) / np.where(priced, arm_s, 1.0))
+    return ratio
 
-    A guess that only orders measurements; what fits is for the engine's ledger to say.
+
+def _num_pools(table: pd.DataFrame) -> int:
+    return len(np.unique(pool_cells(table)))
+
+
+def _slots(trials: pd.DataFrame, arms: pd.DataFrame) -> Floats:
+    """Return the expert slots that each arm would leave, by the sessions measured so far.
+
+    Under one budget every cell of pool and of context takes its share of a slot, and the drafter
+    some; what the budget leaves over comes first. So the slots that lack are linear where any
+    do, with shares that are not negative. A guess that only orders measurements; what fits is
+    for the engine's ledger to say.
     """
-    slots = np.full(len(arms), np.nan)
-    for mode, seen in trials.groupby("mode"):
-        found = pd.to_numeric(seen["expert_slots"]).to_numpy(dtype=float)
-        mine = (arms["mode"] == mode).to_numpy()
-        if np.isfinite(found).any():
-            slots[mine] = FallingCurve.fit(pool_cells(seen), found)(pool_cells(arms[mine]))
+    found = pd.to_numeric(trials["expert_slots"]).to_numpy(dtype=float)
+    known = np.isfinite(found)
+    if not known.any():
+        return np.full(len(arms), np.nan)
+    every = found[known].max()
+    rows = np.column_stack([_takers(trials[known]), every - found[known]])
+    takers, lacking = np.split(np.unique(rows, axis=0), [-1], axis=1)
+    used = lacking[:, 0] > 0
+    shares = np.zeros(takers.shape[1])
+    for _ in range(MAX_BOUNDS):
+        if used.any():
+            shares, _ = nnls(takers[used], lacking[used, 0])
+        too_few = ~used & (takers @ shares > 0)
+        if not too_few.any():
+            break
+        used |= too_few
+    slots: Floats = np.clip(every - _takers(arms) @ shares, 0, every)
     return slots
 
 
+def _takers(table: pd.DataFrame) -> Floats:
+    """Return what takes memory from experts [n, 4]: pool, context, drafter; less what is over."""
+    context = pd.to_numeric(table["context_cells"]).to_numpy(dtype=float)
+    drafting = (table["mode"] == "on").to_numpy(dtype=float)
+    return np.column_stack([pool_cells(table) / 1e3, context / 1e3, drafting, -np.ones(len(table))])
+
+
 def _distances(arms: pd.DataFrame, measured: Marks, seed: int) -> Floats:
-    """Return how far each arm lies from the nearest measured one; at first, a random choice."""
+    """Return how far each arm lies from the nearest measured one; at first, a random choice.
+
+    Zero for all but the arms an octave off the default ring, while any of those is left.
+    """
     rng = np.random.default_rng([seed, int(measured.sum())])
     jitter = 1e-6 * rng.random(len(arms))
-    is_default = _is_default(arms)
+    rivals = ~_is_default(arms)
+    octaves = _octaves(arms)
+    place = [arms["tier_cells"], arms["mode"], pd.Series(np.sign(octaves), index=arms.index)]
+    off = pd.Series(np.abs(np.abs(octaves) - FIRST_OCTAVES), index=arms.index).where(rivals)
+    first = rivals & (off == off.groupby(place).transform("min")).to_numpy(dtype=bool)
+    wanted = first if (first & ~measured).any() else rivals
     if not measured.any():
-        return np.where(is_default, 0.0, jitter)
-    place = np.column_stack(
+        return np.where(wanted, jitter, 0.0)
+    where = np.column_stack(
         [
             _unit(np.log2(arms["tier_cells"].to_numpy(dtype=float))),
-            _unit(np.log2(pool_cells(arms))),
+            np.sign(octaves) / 2,
             (arms["mode"] == "on").to_numpy(dtype=float),
         ]
     )
-    distances: Floats = cdist(place, place[measured]).min(axis=1) + jitter
-    return np.where(is_default, 0.0, distances)
+    distances: Floats = cdist(where, where[measured]).min(axis=1) + jitter
+    return np.where(wanted, distances, 0.0)
+
+
+def _octaves(arms: pd.DataFrame) -> Floats:
+    """Return how many doublings each arm's pool lies above the default ring's."""
+    default = arms.assign(ring_cells=arms["default_ring_cells"])
+    octaves: Floats = np.log2(pool_cells(arms) / pool_cells(default))
+    return octaves
 
 
 def _unit(values: Floats) -> Floats:

@@ -51,7 +51,8 @@ class Features:
     dense_scale: float
     """Missed cells of a round, dense reading, over the cells that the pool does not hold."""
     expert_misses: dict[int, FallingCurve]
-    """By the rows of a round: a window of rows asks for more experts than one row does."""
+    """By the rows of a round: a window of rows asks for more experts than one row does. Below the
+    fewest slots that rounds of some rows saw, they miss what others saw there, times the rows."""
     tells_selecting: bool = True
     """Whether some trials selected and some did not. Else what selecting costs is part of a round,
     and a price of its own would be zero, or everything, by chance."""
@@ -65,13 +66,14 @@ class Features:
         rows, selecting = num_rows(trials), scored_cells(trials) > 0
         slots = _numbers(trials, "expert_slots")
         per_round = _numbers(trials, "expert_misses") / _numbers(trials, "rounds")
+        experts = {
+            int(count): FallingCurve.fit(slots[rows == count], per_round[rows == count])
+            for count in np.unique(rows)
+        }
         return cls(
             page_misses=_learn_pages(trials[counted], missed[counted]),
             dense_scale=_learn_dense(trials[counted], missed[counted]),
-            expert_misses={
-                int(count): FallingCurve.fit(slots[rows == count], per_round[rows == count])
-                for count in np.unique(rows)
-            },
+            expert_misses={count: _extended(count, experts) for count in experts},
             tells_selecting=bool(selecting.any() and not selecting.all()),
         )
 
@@ -123,6 +125,21 @@ class Features:
             here = (rows == count) & np.isfinite(slots)
             missed[here] = curve(slots[here])
         return missed
+
+
+def _extended(rows: int, curves: dict[int, FallingCurve]) -> FallingCurve:
+    """Return the curve of `rows`, below its fewest slots as the one that saw the fewest goes on."""
+    mine = curves[rows]
+    donor = min(curves, key=lambda count: curves[count].at[0])
+    fewest, theirs = mine.at[0], curves[donor]
+    at = [slots for slots in theirs.at if slots < fewest]
+    if not at:
+        return mine
+    start = float(theirs(np.array([fewest]))[0])
+    risen = [
+        mine.values[0] + (float(value) - start) * rows / donor for value in theirs(np.array(at))
+    ]
+    return FallingCurve((*at, *mine.at), (*risen, *mine.values))
 
 
 def _learn_pages(trials: pd.DataFrame, missed: Floats) -> PageMisses | None:

@@ -31,6 +31,17 @@ def one_of_each(trials: pd.DataFrame) -> pd.DataFrame:
     return trials.assign(**means).drop_duplicates(keys)
 
 
+def _no_fetches() -> Floats:
+    """Return one made-up run [1, len(NAMES)], of no time, that has only pages to fetch.
+
+    Where every round that selects also misses many pages, having pages to fetch and selecting are
+    one price, and least squares would put it on either. One run that says that a fetch costs
+    nothing puts it on selecting, which every such round does; against real evidence it is nothing.
+    """
+    row: Floats = np.array([[float(name == "page_fetches") for name in NAMES]])
+    return row
+
+
 @dataclass(frozen=True, slots=True)
 class RoundTime:
     """Prices of a round's features, the curves beneath them, and what is left over where."""
@@ -49,7 +60,7 @@ class RoundTime:
         seconds = 1 / once["rounds_per_s"].to_numpy(dtype=float)
         tokens = once["tokens_per_round"].to_numpy(dtype=float)
         matrix = features.matrix(once, tokens)
-        regression = RelativeNNLS().fit(matrix, seconds)
+        regression = RelativeNNLS().fit(np.vstack([matrix, _no_fetches()]), np.append(seconds, 0.0))
         priced = regression.predict(matrix)
         residuals = np.log(seconds / np.where(priced > 0, priced, seconds))
         offsets = Offsets.learn(once, residuals)

@@ -21,7 +21,7 @@ for pair in "own=$own" "shared=$shared"; do
     strata tune report "$study" --db "$db" --out "$out/reports"
     cp "$out/reports/$study"-*/report.html "$here/report.html"
     strata model evaluate "$study" --db "$db" --json "$here/evaluate.json" | tee "$here/evaluate.txt"
-    strata tune replay "$study" --db "$db" --seeds 20 --out "$here/replay.svg" \
+    strata tune replay "$study" --db "$db" --seeds 20 --arms 30 --out "$here/replay.svg" \
         --sampler random --sampler tpe --sampler gp --sampler cost-model | tee "$here/replay.txt"
     strata tune export "$study" --db "$db" --parquet "$here/trials"
 done

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from strata.models.acquire import believed_gains, can_fit, expected_drops, propose
+from strata.models.acquire import _slots, believed_gains, can_fit, expected_drops, propose
 from strata.models.simulate import Design, study
 
 DEFAULT = 1_024
@@ -139,3 +139,44 @@ def test_a_beaten_arm_promises_less(trials: pd.DataFrame, arms: pd.DataFrame) ->
     rival = arms.query("tier_cells == 8192 and mode == 'off' and ring_cells == 8192").index[0]
     before = expected_drops(trials, arms)[at]
     assert expected_drops(trials, tell(arms, int(rival)))[at] < before / 10
+
+
+def test_the_first_arms_lie_an_octave_off_the_default(arms: pd.DataFrame) -> None:
+    deep = arms[arms["tier_cells"] >= 2_048].reset_index(drop=True)
+    measured = np.zeros(len(deep), dtype=bool)
+    nothing = pd.DataFrame(columns=[*KEYS, "context_cells"])
+    for _ in range(6):
+        row = propose(nothing, deep, measured, seed=4)
+        assert deep.loc[row, "ring_cells"] in (512, 2_048)
+        measured[row] = True
+    assert set(deep.loc[measured, "mode"]) == {"off", "on"}
+    assert deep.loc[measured, "tier_cells"].nunique() > 1
+
+
+def test_a_mode_that_was_seen_once_is_enough_where_the_other_shows_the_pools(
+    trials: pd.DataFrame, arms: pd.DataFrame
+) -> None:
+    def rows(tier: int, mode: str, ring: int) -> np.ndarray:
+        found = (arms["tier_cells"] == tier) & (arms["mode"] == mode) & (arms["ring_cells"] == ring)
+        return found.to_numpy()
+
+    off = rows(8_192, "off", 256) | rows(2_048, "off", 2_048)
+    assert not can_fit(seen(trials, arms, off), arms)
+    assert can_fit(seen(trials, arms, off | rows(8_192, "on", 256)), arms)
+
+
+def test_slots_are_shared_out_by_pool_context_and_drafter() -> None:
+    def slots(pool: float, context: float, on: bool) -> float:
+        return min(100.0, 130 - 5 * pool - 0.5 * context - 8 * on)
+
+    rows = [
+        {"mode": mode, "ring_cells": 1e3 * pool, "context_cells": 1e3 * context,
+         "expert_slots": slots(pool, context, mode == "on")}
+        for mode in ("off", "on") for context in (16, 32, 64) for pool in (2, 4, 8, 12)
+    ]  # fmt: skip
+    whole = pd.DataFrame(rows)
+    few = whole[(whole["ring_cells"] > 4e3) | (whole["mode"] == "off")]
+    np.testing.assert_allclose(_slots(few, whole), whole["expert_slots"], atol=1e-6)
+    full = whole.assign(expert_slots=100)
+    np.testing.assert_array_equal(_slots(full, whole), np.full(len(whole), 100.0))
+    assert np.isnan(_slots(whole.assign(expert_slots=np.nan), whole)).all()
