@@ -31,8 +31,8 @@ META = torch.device("meta")
 PAGES_AHEAD = 2
 """Pages of a layer that a round fetches for the next one.
 
-Each takes another page's slot: of 12.3 misses a round (8,192 cells, selection 512, ring 2,048,
-clock) two a layer left 10.7, four 11.9, eight 13.9; with a ring of 4,096 1.6, 1.6 and 1.8 of 3.2.
+Each takes another page's slot, and more than two push out more than they bring
+(`experiments/prefetch`).
 """
 
 
