@@ -49,12 +49,13 @@ def make_file(tiny, tmp_path):
     return write
 
 
-def create(model, policy, table=None, drafts=1, resident=CAP, min_p=0.0):
+def create(model, policy, table=None, drafts=1, resident=CAP, min_p=0.0, prefetch=None):
     config = SessionConfig(
         kv=KvConfig(resident_cells=resident, ring_default_cells=DEFAULT),
         spec=SpecConfig(drafts=drafts, min_p=min_p),
         policy=policy,
         table=table,
+        prefetch=prefetch,
     )
     return create_session(model, config, prompt_cells=PROMPT, max_new=MAX_NEW, environ={})
 
@@ -93,6 +94,15 @@ def test_a_gain_was_measured_without_an_early_stop(tiny, make_file):
     assert "was measured without --spec-min-p" in warning
     assert create(tiny, "learned", path, drafts=0, min_p=0.5).warnings == []
     assert create(tiny, "depth", min_p=0.5).warnings == []
+
+
+def test_a_gain_was_measured_with_the_default_prefetch(tiny, make_file):
+    path = make_file()
+    (warning,) = create(tiny, "learned", path, prefetch="none").warnings
+    assert "was measured with --prefetch experts" in warning
+    assert create(tiny, "depth", prefetch="none").warnings == []
+    (warning,) = create(tiny, "learned", path, prefetch="experts").warnings
+    assert "--prefetch experts fetches nothing" in warning  # this session's rounds are no kernels'
 
 
 def test_a_session_on_another_model_keeps_the_default_and_says_so(tiny, make_file):
