@@ -23,6 +23,7 @@ from strata.models.baselines import (
     by_nearest,
     same_setting,
 )
+from strata.models.bench import document_of
 from strata.models.conformal import passage_folds
 from strata.models.cost_model import RingCostModel
 from strata.models.features import pool_cells
@@ -125,13 +126,13 @@ def coverage(
     seed: int = 0,
     quantities: Sequence[Quantity] = ("round_s", "tok_s"),
 ) -> tuple[Coverage, ...]:
-    """Return how often a passage lies in the intervals of a model that never saw it.
+    """Return how often a passage lies in the intervals of a model that never saw its document.
 
     Only inside of what that model measured: elsewhere it gives no interval.
     """
     trials, rng = finished(frame), np.random.default_rng(seed)
     hits, draws = dict.fromkeys(quantities, 0), 0
-    folds = passage_folds(trials["passage"].tolist())
+    folds = passage_folds([document_of(str(one)) for one in trials["passage"]])
     for fold in np.unique(folds):
         others = trials[folds != fold]
         if others["passage"].nunique() < 2:
