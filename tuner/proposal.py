@@ -37,6 +37,7 @@ class ModelProposal:
         arms = self._asked.assign(gain=pd.Series(gains, dtype=float))
         measured = np.array([arm in known for arm in self._arms])
         trials = numeric(pd.DataFrame(self._finished, columns=list(COLUMNS)))
+        trials = trials.sort_values("trial_id", ignore_index=True)  # sums depend on the order
         return self._arms[propose(trials, arms, measured, seed=self._seed)]
 
 
