@@ -31,7 +31,7 @@ def main() -> None:
     runs = [json.loads(line) for line in lines]
     gone = disturbed([run for run in runs if "trial_id" in run])
     for run in runs:
-        if run.get("pair_id") in gone and run["position"] == 0:
+        if run.get("pair_id") in gone and run.get("position") == 0:
             lost = -math.expm1(-gone[run["pair_id"]])
             print(f"{run['passage']} {run['mode']} at {run['started_at']}: {lost:.0%} slower")
     pairs = len({run["pair_id"] for run in runs if "trial_id" in run})
