@@ -52,8 +52,16 @@ def spoil(name: str, function: Any) -> Any:
             args[1].view(-1)[: args[1].shape[-1]] += 1
         elif name == "append_cells":
             args[3].view(-1)[-1] += 1
-        elif name in ("bear_pages", "resolve"):
+        elif name in ("bear_pages", "publish", "resolve"):
             args[0].table[0, :1] = 3
+        elif name == "fetch":
+            args[1].view(-1).add_(1)
+        elif name == "forecast_experts":
+            args[2].copy_(args[2].flip(1))
+        elif name == "forecast_pages":
+            args[3].copy_(args[3].flip(1))
+        elif name == "reserve":
+            args[2].slots.copy_(args[2].slots.flip(1))
         elif name in ("bound_pages", "widen_bounds"):
             args[0].add_(1)
         elif name == "attend_prompt" or name == "norm_rows":
@@ -103,6 +111,11 @@ def spoil(name: str, function: Any) -> Any:
         ("paged_attention", "attend_dense"),
         ("paged_attention", "attend_selected"),
         ("paged_attention", "split_attention"),
+        ("prefetch", "fetch"),
+        ("prefetch", "forecast_experts"),
+        ("prefetch", "forecast_pages"),
+        ("prefetch", "publish"),
+        ("prefetch", "reserve"),
         ("project", "norm_rows"),
         ("project", "project_heads"),
         ("project", "write_product"),

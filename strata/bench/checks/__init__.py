@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from strata.bench.checks import pages, prompt, rows
+from strata.bench.checks import ahead, pages, prompt, rows
 from strata.bench.checks.inputs import Inputs
 
 __all__ = ["CHECKS", "Inputs"]
@@ -26,6 +26,7 @@ CHECKS: dict[str, Callable[[Inputs], bool]] = {
     "newborn": pages.check_newborn,
     "out_proj": rows.check_out_proj,
     "paged_attention": pages.check_paged_attention,
+    "prefetch": ahead.check_prefetch,
     "project": prompt.check_project,
     "qkv": rows.check_qkv,
     "resolve": pages.check_resolve,
