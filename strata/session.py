@@ -144,41 +144,48 @@ class Session:
         """
         engine, sampler = self.engine, Sampler(params)
         self._check_room(engine.kv.committed + params.max_new, "prompt and new tokens")
-        count = _draft_count(self.drafts, self.model.device)
-        # Refused drafts are all made: what stops early would set the limit of those that count.
-        min_p = 0.0 if engine.refuse_drafts else self._min_p
         collector = Collector(params, self.model.tokenizer, on_text)
         out = collector.out
         start = time.perf_counter()
         kv_before, experts_before = engine.kv_counters(), engine.expert_counters()
         try:
-            token, drafts = engine.first_token(sampler), count.next()
-            engine.prepare(drafts, min_p, at_most=collector.room - 2)
-            going = collector.take([token])
-            out.first_token_s = out.times_s[0] - start
-            ahead = False
-            while going:
-                # A round gives one token more than it drafts.
-                if not ahead:
-                    engine.launch(sampler, drafts, min_p, at_most=collector.room - 1)
-                ahead, following = False, count.foresee(drafts)
-                if following is not None and following < collector.room - drafts - 1:
-                    ahead = engine.foresees(following, min_p)
-                    if ahead:
-                        engine.launch(sampler, following, min_p, at_most=following)
-                collector.catch_up()  # while a GPU is at the rounds
-                done = engine.collect()
-                count.learn(done.drafted, done.accepted)
-                out.note_round(done.drafted, done.accepted)
-                going = collector.take(done.tokens)
-                drafts = count.next()
+            self._run_rounds(sampler, collector)
+            collector.finish()
         except KeyboardInterrupt:
             out.stopped = "interrupted"
-        engine.discard()
-        collector.finish()
+            collector.finish()
+        finally:  # whatever ended it may have left a round under way
+            engine.discard()
+        if out.times_s:
+            out.first_token_s = out.times_s[0] - start
         out.kv = engine.kv_counters() - kv_before
         out.experts = engine.expert_counters() - experts_before
         return out
+
+    def _run_rounds(self, sampler: Sampler, collector: Collector) -> None:
+        """Draw tokens until one ends the continuation, rounds launched as early as may be."""
+        engine, out = self.engine, collector.out
+        count = _draft_count(self.drafts, self.model.device)
+        # Refused drafts are all made: what stops early would set the limit of those that count.
+        min_p = 0.0 if engine.refuse_drafts else self._min_p
+        token, drafts = engine.first_token(sampler), count.next()
+        engine.prepare(drafts, min_p, at_most=collector.room - 2)
+        going, ahead = collector.take([token]), False
+        while going:
+            # A round gives one token more than it drafts.
+            if not ahead:
+                engine.launch(sampler, drafts, min_p, at_most=collector.room - 1)
+            ahead, following = False, count.foresee(drafts)
+            if following is not None and following < collector.room - drafts - 1:
+                ahead = engine.foresees(following, min_p)
+                if ahead:
+                    engine.launch(sampler, following, min_p, at_most=following)
+            collector.catch_up()  # while a GPU is at the rounds
+            done = engine.collect()
+            count.learn(done.drafted, done.accepted)
+            out.note_round(done.drafted, done.accepted)
+            going = collector.take(done.tokens)
+            drafts = count.next()
 
     def _check_room(self, cells: int, what: str) -> None:
         g = self.engine.kv.geometry

@@ -108,10 +108,13 @@ class CapturedEngine(Engine):
         self._pool = torch.cuda.graph_pool_handle() if self._capture else None
 
     def _round_rows(self, drafts: int, min_p: float, every_page: bool) -> None:
-        if drafts:
-            self._draft_rows(drafts, min_p)
-        self._verify_rows(drafts + 1, every_page)
-        self._pages.join()
+        try:
+            if drafts:
+                self._draft_rows(drafts, min_p)
+            self._verify_rows(drafts + 1, every_page)
+        finally:  # a capture cannot end with a side line open, not even by Ctrl-C
+            self._phase_experts.join()
+            self._pages.join()
 
     def _verify_rows(self, rows: int, every_page: bool) -> None:
         board, page_cells = self._board, self.kv.geometry.page_cells
@@ -190,7 +193,8 @@ class CapturedEngine(Engine):
         """Capture such a round, so that the first one does not wait for it."""
         if self._capture and at_most >= 0:
             drafts = self._drafts_to_run(drafts, min_p, at_most)
-            self._phase(drafts, min_p, self._pages.before(self._board, drafts + 1, 0))
+            self._pages.bear(self._board, drafts + 1, 0)
+            self._phase(drafts, min_p, self._pages.reads_every(drafts + 1))
 
     @torch.inference_mode()
     def launch(self, sampler: Sampler, drafts: int, min_p: float, *, at_most: int) -> None:
@@ -199,7 +203,8 @@ class CapturedEngine(Engine):
         if counted < drafts:
             self._board.limit.fill_(0 if self.refuse_drafts else counted)
         under_way = sum(launched.drafts + 1 for launched in self._under_way)
-        every_page = self._pages.before(self._board, drafts + 1, under_way)
+        every_page = self._pages.reads_every(drafts + 1)
+        self._pages.bear(self._board, drafts + 1, under_way)
         self._phase(drafts, min_p, every_page).run()
         if self._ended:
             number = self._collected + len(self._under_way)
@@ -211,9 +216,8 @@ class CapturedEngine(Engine):
         """Return whether its phase is there, and nothing of it hangs on what the host will read."""
         if not self.looks_ahead or len(self._under_way) != 1:
             return False
-        last = self._under_way[0]
-        ready = (drafts, min_p, last.every_page) in self._phases
-        return ready and self.kv.foresees(drafts + 1, last.drafts + 1)
+        ready = (drafts, min_p, self._pages.reads_every(drafts + 1)) in self._phases
+        return ready and self.kv.foresees(drafts + 1, self._under_way[0].drafts + 1)
 
     @torch.inference_mode()
     def discard(self) -> None:

@@ -38,6 +38,9 @@ class PhaseExperts(Protocol):
         `following` is the router of the next layer, whose experts may be fetched meanwhile.
         """
 
+    def join(self) -> None:
+        """Wait in the round for what is fetched beside it."""
+
     def after(self, routed: int) -> None:
         """Count a round that routed to `routed` experts, repeats included."""
 
@@ -80,6 +83,9 @@ class AllResident:
     ) -> None:
         """Multiply where every expert lies; nothing is ever fetched."""
         slot_product(x, ids, weights, self._weights, base=base, settled=settled)
+
+    def join(self) -> None:
+        """Have nothing on its way."""
 
     def after(self, routed: int) -> None:
         """Count hits: a captured phase does not."""
@@ -125,8 +131,7 @@ class Pooled:
         """Resolve the window's experts of a layer, fetch the missing, multiply where they lie."""
         state, admitted, ahead = self._state, self._admitted, self._ahead
         host, pool = self._cache.host, self._cache.pool
-        if ahead is not None:
-            ahead.join()
+        self.join()
         resolve(state, ids, admitted, layer=0, base=base, joined=ahead is not None)
         if ahead is not None and following is not None:
             ahead.run(x, following, base + following.shape[0])
@@ -134,6 +139,11 @@ class Pooled:
         gather_pages(host, pool, admitted.pages[0], admitted.slots[0], count, planes=1)
         table = state.table[0]
         slot_product(x, ids, weights, pool, table=table, host=host, base=base, settled=settled)
+
+    def join(self) -> None:
+        """Wait for experts that are fetched for the next layer."""
+        if self._ahead is not None:
+            self._ahead.join()
 
     def after(self, routed: int) -> None:
         """Leave it to the device, which knows the distinct ones."""

@@ -42,13 +42,16 @@ def capture_obstacle(geometry: KvGeometry, victims: Victims, group: int) -> str:
 
 
 class Pages(Protocol):
-    """K/V of a session as captured phases see it; `before` and `after` run on the host."""
+    """K/V of a session as captured phases see it; `bear` and `after` run on the host."""
 
     def arm(self) -> None:
         """Start from the ring as it was seeded."""
 
-    def before(self, board: Board, rows: int, under_way: int) -> bool:
-        """Give the next window's pages their slots; return whether its rows read every page.
+    def reads_every(self, rows: int) -> bool:
+        """Return whether a window of `rows` rows behind the committed cells reads every page."""
+
+    def bear(self, board: Board, rows: int, under_way: int) -> None:
+        """Give the next window's pages their slots.
 
         With `under_way` rows in a window ahead of it the device knows which pages those are, and
         the host is told by `born` once it knows as well.
@@ -103,13 +106,16 @@ class DensePages:
         """Take over the tables as they were seeded; what was read before is forgotten."""
         self._state.start(self.kv.residency.filled)
 
-    def before(self, board: Board, rows: int, under_way: int) -> bool:
+    def reads_every(self, rows: int) -> bool:
+        """Return that it does."""
+        return True
+
+    def bear(self, board: Board, rows: int, under_way: int) -> None:
         """Bear the window's pages: all that are to come at once where each has its slot."""
         if self.kv.geometry.holds_all:
             self.kv.bear_until(self.kv.committed + rows)
         else:
             self._bear(board, rows, under_way)
-        return True
 
     def born(self, rows: int) -> None:
         """Tell the cache, unless it knows."""
@@ -204,11 +210,14 @@ class SelectedPages(DensePages):
         if self._ahead is not None:
             self._ahead.clear()
 
-    def before(self, board: Board, rows: int, under_way: int) -> bool:
-        """Give newborn pages slots; say if every page is read."""
-        self._bear(board, rows, under_way)
+    def reads_every(self, rows: int) -> bool:
+        """Compare the depth to a selection."""
         g = self.kv.geometry
         return (self.kv.committed + rows - 1) // g.page_cells < g.select_pages
+
+    def bear(self, board: Board, rows: int, under_way: int) -> None:
+        """Give newborn pages slots; the victim policy says whose."""
+        self._bear(board, rows, under_way)
 
     def attend(self, layer: int, q: torch.Tensor, board: Board, *, every_page: bool) -> Splits:
         """Select, resolve, bring misses in, and read each row's pages."""

@@ -16,6 +16,7 @@ import torch
 
 from strata.arena import Arena
 from strata.captured import CapturedEngine
+from strata.captured.engine import Launched
 from strata.config import KvConfig, SamplingParams, Selection, SessionConfig, SpecConfig
 from strata.experts.cache import PooledExperts
 from strata.generation import Generation
@@ -241,17 +242,28 @@ def test_an_interrupt_leaves_a_session_that_rewinds(
     session.engine.check_integrity()
 
 
-def test_a_round_under_way_when_a_caller_fails_is_forgotten(model: LanguageModel) -> None:
-    session = open_session(model, "dense", ahead=True, drafts=3)
+@pytest.mark.parametrize("reading", ["dense", "selected"])
+def test_a_round_under_way_when_a_caller_fails_is_forgotten(
+    model: LanguageModel, reading: str
+) -> None:
+    session = open_session(model, reading, ahead=True, drafts=3)
+    engine = session.engine
+    assert isinstance(engine, CapturedEngine)
     params = SamplingParams(max_new=NEW, ignore_eos=True)
     full = session.generate(params)
     session.rewind()
+    before = engine.kv_counters()
 
     def fail(_: str) -> None:
         raise OSError("nobody reads")
 
     with pytest.raises(OSError, match="nobody reads"):
         session.generate(params, fail)
+    # The first text is shown with two rounds under way, of which none was read.
+    assert not engine._under_way
+    if model.device.type == "cpu":
+        assert engine.kv_counters() == before
+    engine.check_integrity()
     session.rewind()
     assert facts(session.generate(params)) == facts(full)
 
@@ -275,6 +287,21 @@ def test_the_host_foresees_what_every_outcome_shares(model: LanguageModel, readi
         foreseen.append(kv.foresees(rows, under_way))
     assert any(foreseen)
     assert all(foreseen) == (reading in ("small", "selected", "cell pages"))
+
+
+def test_a_round_whose_phase_is_not_there_is_not_launched_ahead(model: LanguageModel) -> None:
+    """One more draft may reach past a selection that the round under way stays within."""
+    engine = open_session(model, "shallow", ahead=True, drafts="auto").engine
+    assert isinstance(engine, CapturedEngine)
+    g = engine.kv.geometry
+    engine.kv.committed = g.select_pages * g.page_cells - 1
+    engine._under_way.append(Launched(drafts=0, counted=0, every_page=True))
+    assert engine.kv.foresees(2, 1)
+    phase: Any = None
+    engine._phases = {(1, 0.0, True): phase}
+    assert not engine.foresees(1, 0.0)
+    engine._phases = {(1, 0.0, False): phase}
+    assert engine.foresees(1, 0.0)
 
 
 def test_launch_by_launch_a_gpu_looks_nowhere(model: LanguageModel) -> None:

@@ -109,6 +109,22 @@ def test_an_interrupt_keeps_what_there_is(session: Session, full: Generation) ->
     assert (again.tokens, again.accepted) == (full.tokens, full.accepted)
 
 
+def test_an_interrupt_at_the_last_text_keeps_all_of_it(session: Session, full: Generation) -> None:
+    """The last round's text is shown behind the rounds."""
+    seen: list[str] = []
+
+    def interrupt(text: str) -> None:
+        seen.append(text)
+        if "".join(seen) == full.text:
+            raise KeyboardInterrupt
+
+    session.rewind()
+    done = session.generate(SamplingParams(max_new=NEW, ignore_eos=True, **WARM), interrupt)  # type: ignore[arg-type]
+    assert done.stopped == "interrupted"
+    assert (done.tokens, done.text, done.rounds) == (full.tokens, full.text, full.rounds)
+    assert done.first_token_s > 0
+
+
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_an_interrupt_inside_a_forward_leaves_a_session_that_rewinds(
     session: Session, full: Generation, at: int, monkeypatch: pytest.MonkeyPatch

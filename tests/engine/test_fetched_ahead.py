@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from strata.arena import Arena
 from strata.captured import CapturedEngine, branch
 from strata.captured.branch import Branch
 from strata.cli.model_ledger import Ask, Ledger
 from strata.config import KvConfig, SamplingParams, Selection, SessionConfig, SpecConfig
+from strata.experts.cache import PooledExperts
 from strata.lm import LanguageModel, bundled_model_path, load_model
 from strata.passages import load_passage
 from strata.session import Session, create_session
@@ -33,8 +35,10 @@ class Streams:
     @contextmanager
     def enter(self, stream: Stream) -> Any:
         outer, self.current = self.current, stream
-        yield
-        self.current = outer
+        try:
+            yield
+        finally:
+            self.current = outer
 
     def launch(self, what: str) -> None:
         self.log.append(f"{self.current.name}: {what}")
@@ -82,6 +86,39 @@ def test_a_branch_is_open_once(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
     with pytest.raises(AssertionError, match="not joined"), side.fork():
         pass
+
+
+@pytest.mark.parametrize("name", ["pages", "experts"])
+def test_ctrl_c_on_a_side_line_leaves_none_open(
+    tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A capture that ends with one open is an error of its own, and so is the next fork."""
+    config = SessionConfig(
+        kv=KvConfig(resident_cells=112, selection=Selection(cells=96)), spec=SpecConfig(drafts=0)
+    )
+    session = create_session(tiny, config, prompt_cells=200, max_new=8, environ={})
+    e = session.engine
+    pool = PooledExperts(tiny.weights.experts, 5, Arena(1 << 20, tiny.device))
+    engine = CapturedEngine(e.model, e.kv, pool, e.drafter, prefetch="all")
+    session.engine = engine
+    session.prefill(prompt_of(tiny, 200))
+    streams = Streams(monkeypatch, capturing=True)
+    ahead: Any = {"pages": engine._pages, "experts": engine._phase_experts}[name]
+    sides: list[Any] = [engine._pages, engine._phase_experts]
+    for side in sides:
+        side._ahead._branch = Branch(torch.device("cuda"), f"side of {type(side).__name__}")
+
+    def press_ctrl_c(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"strata.captured.prefetch.forecast_{name}", press_ctrl_c)
+        assert session.generate(SamplingParams(max_new=8)).stopped == "interrupted"
+    assert streams.current.name == "main"
+    assert f"main waits for side of {type(ahead).__name__}" in streams.log
+    assert not any(side._ahead._branch._open for side in sides)
+    session.rewind()
+    assert len(session.generate(SamplingParams(max_new=8, ignore_eos=True)).tokens) == 8
 
 
 @pytest.fixture(scope="module")
@@ -178,9 +215,6 @@ PARAMS = SamplingParams(max_new=64, ignore_eos=True)
 
 def test_experts_that_are_fetched_ahead_are_not_missed(bundled: LanguageModel) -> None:
     """A router asked one layer early names more than half of what the layer will choose."""
-    from strata.arena import Arena
-    from strata.experts.cache import PooledExperts
-
     misses = []
     for prefetch in ("none", "experts"):
         config = SessionConfig(spec=SpecConfig(drafts=0))
