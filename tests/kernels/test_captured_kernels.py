@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from strata.arena import Arena
 from strata.captured import CapturedEngine
-from strata.config import KvConfig, SamplingParams, Selection, SessionConfig, SpecConfig
+from strata.config import KvConfig, Prefetch, SamplingParams, Selection, SessionConfig, SpecConfig
+from strata.experts.cache import PooledExperts
 from strata.kernels import device
 from strata.lm import LanguageModel, load_model
 from strata.session import Session, create_session
@@ -29,22 +31,23 @@ SELECTED = {"resident_cells": 32, "page_cells": 4, "selection": Selection(cells=
 
 
 def open_session(
-    model: LanguageModel, kv: dict[str, Any], drafts: int, experts: int | None, captured: bool
+    model: LanguageModel,
+    kv: dict[str, Any],
+    drafts: int,
+    experts: int | None,
+    captured: bool,
+    prefetch: Prefetch = "none",
 ) -> Session:
     """Return a session behind its prompt, which plain torch ran."""
-    budget = None
-    if experts is not None:
-        budget = model.weights.device_bytes + 900_000 + experts * model.weights.experts[0].nbytes
     config = SessionConfig(
-        kv=KvConfig(**kv),
-        spec=SpecConfig(drafts=drafts, window_cells=16),
-        vram_budget_bytes=budget,
-        rounds="reference",
+        kv=KvConfig(**kv), spec=SpecConfig(drafts=drafts, window_cells=16), rounds="reference"
     )
     session = create_session(model, config, prompt_cells=CELLS, max_new=NEW, environ={})
     e = session.engine
+    if experts is not None:
+        e.experts = PooledExperts(model.weights.experts, experts, Arena(1 << 20, model.device))
     if captured:
-        session.engine = CapturedEngine(e.model, e.kv, e.experts, e.drafter)
+        session.engine = CapturedEngine(e.model, e.kv, e.experts, e.drafter, prefetch=prefetch)
     session.prefill(prompt_of(model, CELLS, seed=1))
     return session
 
@@ -89,3 +92,39 @@ def test_rounds_are_the_reference_engine_s(
     assert got.kv == expected.kv
     assert got.experts == expected.experts
     session.engine.check_integrity()
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="kernels are compiled where there is a device"
+)
+@pytest.mark.parametrize(("victims", "experts"), [("clock", 5), ("lrfu", 16)])
+def test_what_is_fetched_ahead_is_what_is_read(
+    tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch, victims: str, experts: int
+) -> None:
+    """Sixteen slots hold every expert, which is filled in and never fetched."""
+    kv = {**SELECTED, "resident_cells": 24, "page_cells": 2, "victims": victims}
+    params = SamplingParams(max_new=NEW, ignore_eos=True)
+    expected = open_session(tiny, kv, 2, experts, captured=False).generate(params)
+    session = open_session(tiny, kv, 2, experts, captured=True, prefetch="all")
+    with monkeypatch.context() as patch:
+        patch.setattr(device, "has_kernels", lambda _: True)
+        got = session.generate(params)
+    assert (got.tokens, got.accepted) == (expected.tokens, expected.accepted)
+    assert got.kv.lookups == expected.kv.lookups
+    assert got.kv.prefetched > 0
+    assert (got.experts.prefetched > 0) == (experts < 16)
+    session.engine.check_integrity()
+    cache, g = session.engine.kv, session.engine.kv.geometry
+    host, pool = (
+        store.view(g.layers, -1, g.planes, g.page_cells, g.head_dim)
+        for store in (cache.transfer.host, cache.transfer.pool)
+    )
+    whole = cache.committed // g.page_cells
+    for layer, table in enumerate(cache.residency.table[:, :whole]):
+        there = (table >= 0).nonzero()[:, 0]
+        assert torch.equal(pool[layer, table[there].long()], host[layer, there])
+    kept = session.engine.experts
+    assert isinstance(kept, PooledExperts)
+    table = kept.residency.table[0]
+    there = (table >= 0).nonzero()[:, 0]
+    assert torch.equal(kept.pool[table[there].long()], kept.host[there])
