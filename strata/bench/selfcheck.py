@@ -32,7 +32,7 @@ from strata.session import create_session
 
 ENGINE_CELLS, ENGINE_SELECT, ENGINE_STEPS = 480, 64, 9
 """The first token is the prompt's, so that 8 steps decode."""
-SELECTING, MOVING = ("select",), ("resolve", "gather")
+SELECTING, MOVING = ("select",), ("resolve", "gather", "prefetch")
 """What a run needs besides with a selection, and where pages or experts come and go."""
 
 

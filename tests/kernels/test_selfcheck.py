@@ -138,6 +138,28 @@ def test_a_broken_kernel_is_named(
     assert raised.value.exit_code == 1
 
 
+@pytest.mark.parametrize(
+    ("selected", "pooled", "left_out"),
+    [
+        (False, False, {"select", "resolve", "gather", "prefetch"}),
+        (False, True, {"select"}),
+        (True, False, set()),
+    ],
+)
+def test_a_run_answers_for_the_kernels_that_it_uses(
+    tiny: LanguageModel,
+    kernels: None,
+    monkeypatch: pytest.MonkeyPatch,
+    selected: bool,
+    pooled: bool,
+    left_out: set[str],
+) -> None:
+    checked: list[str] = []
+    monkeypatch.setattr(selfcheck, "check_kernels", lambda *given: checked.extend(given[-1]))
+    selfcheck.check_run(tiny, selected=selected, pooled=pooled)
+    assert {*checked} == {*CHECKS} - left_out
+
+
 def test_a_command_prints_no_speed_while_a_kernel_is_broken(
     kernels: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
