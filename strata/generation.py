@@ -56,6 +56,12 @@ class Generation:
             self.drafted[j] += 1
             self.accepted[j] += j < accepted
 
+    def whole(self) -> Generation:
+        """Return itself; raise KeyboardInterrupt where Ctrl-C ended it: half a run is no figure."""
+        if self.stopped == "interrupted":
+            raise KeyboardInterrupt
+        return self
+
     @property
     def token_hash(self) -> str:
         """Return `hash_tokens` of the new ids."""

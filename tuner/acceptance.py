@@ -110,11 +110,9 @@ def count_drafts(
             with every_core():
                 session.prefill(ids)
             params = SamplingParams(max_new=how.max_new, temperature=how.temperature)
-            done = session.generate(params)
+            done = session.generate(params).whole()
         finally:
             session.close()
-        if done.stopped == "interrupted":
-            raise KeyboardInterrupt
         if done.rounds < FEWEST_ROUNDS:
             on_skip(f"{name}: left out, the model ended after {done.rounds} rounds")
             continue

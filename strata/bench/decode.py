@@ -149,12 +149,12 @@ def _measure(
         environ={},
     )
     session.restore(parked)
-    session.generate(params)
+    session.generate(params).whole()
     on_step()
     runs: list[Generation] = []
     for _ in range(repeats):
         session.rewind()
-        runs.append(session.generate(params))
+        runs.append(session.generate(params).whole())
         on_step()
     figure = _figure(session, arm, runs, params)
     session.close()

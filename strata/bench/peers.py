@@ -95,7 +95,7 @@ class StrataArm:
     def run(self) -> tuple[list[int], float]:
         """Rewind and continue."""
         self._session.rewind()
-        done = self._session.generate(self._params)
+        done = self._session.generate(self._params).whole()
         return done.tokens, done.decode_tok_s or 0.0
 
     def close(self) -> None:

@@ -88,7 +88,7 @@ def _run(model: LanguageModel, ids: list[int], config: SessionConfig) -> tuple[_
     created_s = time.perf_counter() - start
     with every_core():
         prompt = session.prefill(ids)
-    done = session.generate(SamplingParams(max_new=NEW, ignore_eos=True))
+    done = session.generate(SamplingParams(max_new=NEW, ignore_eos=True)).whole()
     ring, slots = session.decision.pool_cells, session.expert_slots
     session.close()
     return _Run(created_s, prompt.seconds, done.first_token_s), ring, slots

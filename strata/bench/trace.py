@@ -89,6 +89,6 @@ def record(
         resolves=[[] for _ in range(g.layers)],
     )
     kv.residency = _Recorder(kv.residency, trace, on_step)
-    session.generate(SamplingParams(max_new=max_new, ignore_eos=True))
+    session.generate(SamplingParams(max_new=max_new, ignore_eos=True)).whole()
     session.close()
     return trace

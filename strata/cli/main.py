@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from strata import __version__
 from strata.cli import bench, generate, model, policy, tune
-from strata.cli.console import say
+from strata.cli.console import note, say
+from strata.errors import EXIT_BAD_INPUT
 
 app = typer.Typer(
     name="strata",
@@ -42,6 +45,17 @@ def _root(
 
 def main() -> None:
     """Run the command line."""
+    # Where a shell closed a stream (`>&-`) there is none; what is printed then goes nowhere.
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # where the terminal is not UTF-8
-    app()
+    try:
+        app()
+    except OSError as error:  # the parser's own pages: commands answer for themselves
+        if error.strerror is None:
+            raise
+        note(f"error: {error.strerror}")
+        sys.exit(EXIT_BAD_INPUT)

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from strata.cli.bench import report
 from strata.cli.main import app
 from strata.kv.transfer import Transfer
+from strata.session import Session
 from tests.conftest import TINY
 
 
@@ -236,6 +237,19 @@ def test_a_bar_waits_before_it_shows_itself(monkeypatch: pytest.MonkeyPatch) -> 
             step()
             bar = report._LateProgress()
             assert len(list(bar.get_renderables())) == shown
+
+
+@pytest.mark.parametrize("name", ["decode", "prefill", "evict"])
+def test_ctrl_c_in_a_repeat_ends_the_bench(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Session, "_run_rounds", interrupt)
+    words = () if name == "prefill" else ("--select", "16")
+    result = bench(name, "--depth", "64", *words, *TINY_ON_CPU)
+    assert result.exit_code == 130
+    assert result.stdout == ""
+    assert result.stderr.splitlines()[-1] == "interrupted"
 
 
 def test_no_speed_is_printed_while_the_engine_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

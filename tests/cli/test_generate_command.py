@@ -184,6 +184,16 @@ def test_a_reader_that_leaves_ends_the_run_quietly(prompt: Path) -> None:
     assert b"Exception ignored" not in stderr
 
 
+def test_without_a_stdout_and_on_a_full_one(prompt: Path) -> None:
+    """A shell that closed stdout, and a disk that is full: no traceback for either."""
+    words = f"{COMMAND} generate --model {TINY} --file {prompt} --max-new 4"
+    for command, code in ((f"{words} >&-", 0), (f"{COMMAND} --help >/dev/full", 2)):
+        done = subprocess.run(["sh", "-c", command], capture_output=True, check=False)
+        assert done.returncode == code, done.stderr
+        assert b"Traceback" not in done.stderr
+        assert b"Exception ignored" not in done.stderr
+
+
 @pytest.mark.parametrize("where", ["prefill", "load_model"])
 def test_ctrl_c_before_the_first_token(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     def interrupt(*args: object) -> None:
