@@ -126,6 +126,13 @@ class Features:
             missed[here] = curve(slots[here])
         return missed
 
+    def fewest_slots(self, trials: pd.DataFrame) -> Floats:
+        """Return the fewest expert slots that rounds like each row's had; NaN with all resident."""
+        slots, rows = _numbers(trials, "expert_slots").copy(), num_rows(trials)
+        for count, curve in self.expert_misses.items():
+            slots[(rows == count) & np.isfinite(slots)] = curve.at[0]
+        return slots
+
 
 def _extended(rows: int, curves: dict[int, FallingCurve]) -> FallingCurve:
     """Return the curve of `rows`, below its fewest slots as the one that saw the fewest goes on."""

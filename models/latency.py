@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
@@ -18,6 +18,10 @@ CONFIGURATION = (
     "vram_budget_bytes",
 )  # fmt: skip
 """What must be equal for two runs to be repeats of each other."""
+
+
+LEAST_S = 1e-9
+"""Below this no round is priced; nothing measured is near it."""
 
 
 def one_of_each(trials: pd.DataFrame) -> pd.DataFrame:
@@ -61,19 +65,28 @@ class RoundTime:
         tokens = once["tokens_per_round"].to_numpy(dtype=float)
         matrix = features.matrix(once, tokens)
         regression = RelativeNNLS().fit(np.vstack([matrix, _no_fetches()]), np.append(seconds, 0.0))
+        blank = cls(features, regression, acceptance or Acceptance.learn(trials))
         priced = regression.predict(matrix)
         residuals = np.log(seconds / np.where(priced > 0, priced, seconds))
-        offsets = Offsets.learn(once, residuals)
-        return cls(features, regression, acceptance or Acceptance.learn(trials), offsets)
+        return replace(blank, offsets=Offsets.learn(once, residuals, blank._tightest_log(once)))
 
     def seconds(self, trials: pd.DataFrame) -> Floats:
         """Return the seconds of a round for what each row asks."""
+        seconds: Floats = self._priced(trials) * np.exp(
+            self.offsets.log(trials, self._tightest_log(trials))
+        )
+        return seconds
+
+    def _priced(self, trials: pd.DataFrame) -> Floats:
         tokens = self.acceptance.tokens_per_round(trials)
         # More drafts than any trial had: nothing is known, and all accepted is the dearest.
         tokens = np.where(np.isnan(tokens), num_rows(trials), tokens)
-        priced = self.regression.predict(self.features.matrix(trials, tokens))
-        seconds: Floats = priced * np.exp(self.offsets.log(trials))
-        return seconds
+        return self.regression.predict(self.features.matrix(trials, tokens))
+
+    def _tightest_log(self, trials: pd.DataFrame) -> Floats:
+        """Return the logs of the seconds priced beside the fewest expert slots that were seen."""
+        fewest = self.features.fewest_slots(trials)
+        return np.log(np.maximum(self._priced(trials.assign(expert_slots=fewest)), LEAST_S))
 
     @property
     def prices_s(self) -> dict[str, float]:

@@ -165,11 +165,15 @@ def _facts(value: dict[str, Any]) -> ModelFacts:
 
 
 def _offset(value: dict[str, Any]) -> Offset:
+    at, logs = _numbers(value["at"]), _numbers(value["logs"])
+    if len(at) != len(logs) or not at or at != sorted(set(at)):
+        raise ValueError("an offset has no points, or not in order")
     return Offset(
         depth_cells=_number(value["depth_cells"], least=1),
         rows=int(value["rows"]),
         select=str(value["select"]),
-        log=_number(value["log"]),
+        at=tuple(at),
+        logs=tuple(logs),
     )
 
 
