@@ -65,7 +65,7 @@ def load_passage(spec: str, tokenizer: Tokenizer) -> list[int]:
         characters *= 2
     if len(ids) < cells:
         raise UsageError(
-            f"--passage: document {document.id} has {len(ids)} cells with this tokenizer, "
-            f"fewer than {cells}"
+            f"passage {spec}: document {document.id} has {len(ids)} cells with this tokenizer, "
+            f"fewer than {cells}; ask for at most that many"
         )
     return ids[:cells]

@@ -21,7 +21,7 @@ def explain(error: ValidationError, text: str, plan: type[BaseModel]) -> str:
         known = ", ".join(sorted(_fields(plan, path[:-1])))
         where = f"in [{path[-2]}]" if len(path) > 1 else "at the top level"
         return f"unknown key {path[-1]!r} {where}{_line(text, path)}; known keys there: {known}"
-    message = str(first["msg"]).removeprefix("Value error, ")
+    message = str(first["msg"]).removeprefix("Value error, ").replace("valid tuple", "list")
     if first["type"] == "missing":
         return f"key {'.'.join(path)!r} is missing"
     place = f"{'.'.join(path)}{_line(text, path)}: " if path else ""

@@ -112,6 +112,8 @@ def generate(
         stop=tuple(stop or ()),
         ignore_eos=ignore_eos,
     )
+    if "" in params.stop:
+        raise UsageError("--stop: an empty text ends nothing; give at least one character")
     check_json_target(json_file)
     text = _prompt_text(prompt, file, passage)
 

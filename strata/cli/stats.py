@@ -71,7 +71,8 @@ def stats_block(stats: dict[str, Any]) -> Table:
     )
     table.add_row(
         "drafts",
-        f"{stats['spec']} a round, accepted {stats['accepted']} of {stats['drafted']} by position"
+        f"{'auto' if stats['spec'] == 'auto' else str(stats['spec']) + ' a round'}, accepted "
+        f"{stats['accepted']} of {stats['drafted']} by position"
         if stats["spec"]
         else "off",
     )

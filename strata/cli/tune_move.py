@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -43,7 +44,9 @@ def import_(
     say(
         f"study {study.study} ({study.name}): {new} trials new, {known} known; {done}/{total} pairs"
     )
-    say(f"conclude with: strata tune report {study.study}")
+    where = [] if out == DEFAULT_OUT else ["--out", str(out)]
+    where += [] if db is None else ["--db", str(db)]
+    say(f"conclude with: {shlex.join(['strata', 'tune', 'report', study.study, *where])}")
 
 
 @fail_cleanly()

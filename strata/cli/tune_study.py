@@ -124,17 +124,22 @@ def costs(
         from strata.tuner.store import open_database
     with open_database(db, must_exist=True) as store:
         record = store.study(study)
-        say(f"study {record.study} ({record.name}), default ring {record.default_ring_cells} cells")
+        head = (
+            f"study {record.study} ({record.name}), default ring {record.default_ring_cells} cells"
+        )
         if workload is not None:
             known = store.workload(workload)
             measuring.refuse_other_way(known, record)
             rates = measuring.by_depth(known.prompts, record.read_plan().grid.tiers)
+            outlook = view.outlook_table(rates, measuring.prices_of(store, record))
+            say(head)
             show_table(view.rates_table(rates))
-            show_table(view.outlook_table(rates, measuring.prices_of(store, record)))
+            show_table(outlook)
             return
         times = prompt_times(store, record)
         priced = "break-even" in record.read_plan().measure.purposes
         prices = draft_prices(store, record) if priced or not times else []
+    say(head)
     if prices:
         show_table(view.prices_table(prices))
     if times:

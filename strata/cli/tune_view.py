@@ -29,19 +29,22 @@ if TYPE_CHECKING:
 
 SPEED_PERIOD_S = 600.0
 LINES_WITHOUT_A_TERMINAL = 20
+WIDE_COLUMNS = 120
+"""A terminal that has them shows the elapsed time and a long bar; 80 hold all the rest."""
 
 
 class SweepBar:
     """Shows how far a sweep is and how long it will take; a line now and then in a log file."""
 
     def __init__(self) -> None:
+        wide = err.width >= WIDE_COLUMNS
+        elapsed = (TimeElapsedColumn(), TextColumn("elapsed,")) if wide else ()
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=30),
+            BarColumn(bar_width=30 if wide else 12),
             MofNCompleteColumn(),
             TextColumn("pairs"),
-            TimeElapsedColumn(),
-            TextColumn("elapsed,"),
+            *elapsed,
             TimeRemainingColumn(),
             TextColumn("left"),
             console=err,

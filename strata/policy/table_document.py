@@ -91,7 +91,8 @@ def from_document(document: object) -> PolicyTable:
     if recorded != actual:
         raise TableError(
             f"the contents do not match their own sha256 (recorded {recorded[:12]}, "
-            f"found {actual[:12]}): the file was damaged or edited"
+            f"found {actual[:12]}): the file was damaged or edited; "
+            "copy it again, or write it anew with strata policy export"
         )
     engine = reader.child("engine")
     fingerprint = _read_fingerprint(reader.child("fingerprint"))

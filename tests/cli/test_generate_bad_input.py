@@ -74,6 +74,7 @@ LONG = "9" * 5_000
         (["--top-p", "2"], "--top-p"),
         (["--min-p", "-1"], "--min-p"),
         (["--seed", "-1"], "--seed"),
+        (["--stop", ""], "--stop: an empty text"),
         (["--seed", str(2**64)], "--seed"),
         (["--device", "tpu"], "--device"),
         (["--device", "cuda:99"], "cuda:99"),

@@ -184,7 +184,9 @@ def test_trials_travel_as_json_lines(swept: Swept, tmp_path: Path) -> None:
     code, output, errors = tune("import", lines, folder=tmp_path)
     assert code == 0, errors
     assert "88 trials new, 0 known; 22/22 pairs" in output
-    assert "88 known" in tune("import", lines, folder=tmp_path)[1]
+    again = tune("import", lines, folder=tmp_path)[1]
+    assert "88 known" in again
+    assert f"--out {tmp_path}" in again, "the line to conclude with names the same folder"
     assert tune("report", "small", folder=tmp_path)[0] == 0
     here = next((tmp_path / "runs").glob("small-*/ring-policy.json"))
     assert load_table(here).entries == load_table(swept.study_folder / "ring-policy.json").entries

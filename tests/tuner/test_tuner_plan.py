@@ -66,6 +66,7 @@ def test_the_hash_is_of_the_meaning() -> None:
         ('name = "x"\n[grid]\ntiers = [32]\nringz = 1', r"'ringz' in \[grid\] \(line 4\); known"),
         ('name = "x"\n[grid]\ntiers = ["4Q"]', r"\(line 3\): '4Q' is not a number of cells"),
         ('name = "x"\n[grid]\ntiers = [-1]', "greater than 0"),
+        ('name = "x"\n[grid]\ntiers = "32"', r"tiers \(line 3\): input should be a list"),
         ('name = "x"\n[grid]\ntiers = [1e9]', "valid integer"),
         ('name = "x"\n[grid]\ntiers = [999999999999]', "less than or equal"),
         ('name = "x"\n[grid]\ntiers = []', "at least 1 item"),
