@@ -15,15 +15,7 @@ import torch
 
 from strata.arena import Arena, outside_bytes
 from strata.captured import CapturedEngine, capture_obstacle
-from strata.config import (
-    DEFAULT_PREFETCH,
-    DEFAULT_RING_CELLS,
-    MAX_DRAFTS,
-    MAX_ROWS,
-    SamplingParams,
-    SessionConfig,
-)
-from strata.device import device_name
+from strata.config import SamplingParams, SessionConfig
 from strata.draft import Drafter, MtpDrafter, NullDrafter
 from strata.draft.adaptive import AutoDrafts, DraftCount, FixedDrafts
 from strata.draft.ring import DrafterRing
@@ -32,21 +24,12 @@ from strata.errors import UsageError
 from strata.experts.cache import ExpertCache, PooledExperts, ResidentExperts
 from strata.generation import Collector, Generation
 from strata.kv.cache import KvCache
-from strata.layout import Demand
 from strata.lm.model import LanguageModel
 from strata.parked import Parked
-from strata.policy import (
-    Fingerprint,
-    Mode,
-    RingDecision,
-    RingRequest,
-    choose_ring,
-    minimum_ring_cells,
-    need_cells,
-    resolve_policy,
-)
+from strata.policy import RingDecision
 from strata.prompt import PromptRunner
 from strata.sampling import Sampler
+from strata.switches import decide_ring, resolve_drafts, session_demand
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,10 +208,9 @@ def create_session(
     Raises UsageError for switches that cannot be, BudgetError for memory that cannot hold them,
     TableError for a policy table that was named and is no good.
     """
-    drafts = _resolve_drafts(model, config)
-    demand = _demand(model, config, drafts, prompt_cells, max_new)
-    warnings: list[str] = []
-    decision = _decide(model, config, demand, drafts, environ, warnings)
+    drafts = resolve_drafts(model, config)
+    demand = session_demand(model, config, drafts, prompt_cells=prompt_cells, max_new=max_new)
+    decision, warnings = decide_ring(model, config, demand, drafts, environ)
     slots = demand.most_experts(decision.pool_cells)
     arena = Arena(demand.arena_bytes(decision.pool_cells, slots), model.device)
     kv = KvCache(demand.geometry(decision.pool_cells), config.kv.victims, arena)
@@ -262,132 +244,6 @@ def create_session(
     if plan is not None:
         engine.prompt = PromptRunner(model, kv, experts, plan, arena)
     return Session(engine, arena, decision, warnings, drafts, config.spec.min_p, window)
-
-
-def _resolve_drafts(model: LanguageModel, config: SessionConfig) -> int | str:
-    drafts = config.spec.drafts
-    if not 0 <= config.spec.min_p <= 1:
-        raise UsageError(f"--spec-min-p: {config.spec.min_p} is outside 0 to 1")
-    if (config.spec.window_cells or 0) < 0:
-        raise UsageError(
-            f"--mtp-window: {config.spec.window_cells} is negative; 0 reads everything"
-        )
-    if drafts is None:
-        return 1 if model.has_mtp else 0
-    if drafts != "auto" and not 0 <= int(drafts) <= MAX_DRAFTS:
-        raise UsageError(f"--spec: {drafts} is outside 0 to {MAX_DRAFTS}")
-    if drafts and not model.has_mtp:
-        raise UsageError(f"--spec: {model.folder} has no MTP layer to draft with; use --spec 0")
-    return drafts
-
-
-def _demand(
-    model: LanguageModel, config: SessionConfig, drafts: int | str, prompt_cells: int, max_new: int
-) -> Demand:
-    page = config.kv.page_cells
-    if not 1 <= page <= 1024:
-        raise UsageError(f"--kv-page: {page} is outside 1 to 1024 cells")
-    if prompt_cells < 1:
-        raise UsageError("the prompt is empty; give at least one token")
-    positions = model.config.max_positions
-    if prompt_cells + max_new > positions:
-        raise UsageError(
-            f"a prompt of {prompt_cells} and {max_new} new tokens exceed the model's "
-            f"{positions} positions; shorten the prompt or --max-new"
-        )
-    need = need_cells(prompt_cells=prompt_cells, max_new=max_new, page_cells=page)
-    max_context = need if config.max_context_cells is None else config.max_context_cells
-    if max_context < need:
-        raise UsageError(f"--max-context: {max_context} cells are fewer than the {need} needed")
-    if max_context > max(need, positions):
-        raise UsageError(
-            f"--max-context: {max_context} cells are more than the model's {positions} positions"
-        )
-    return Demand(
-        model=model,
-        need=need,
-        max_context=max_context,
-        page_cells=page,
-        selection=config.kv.selection,
-        drafting=bool(drafts),
-        rows=MAX_ROWS if drafts == "auto" else 1 + int(drafts),
-        window_cells=config.spec.window_cells,
-        victims=config.kv.victims,
-        budget_bytes=config.vram_budget_bytes,
-        prefetch=config.prefetch or DEFAULT_PREFETCH,
-    )
-
-
-def _decide(
-    model: LanguageModel,
-    config: SessionConfig,
-    demand: Demand,
-    drafts: int | str,
-    environ: Mapping[str, str],
-    warnings: list[str],
-) -> RingDecision:
-    minimum = minimum_ring_cells(
-        config.kv.selection, need_cells=demand.need, page_cells=demand.page_cells
-    )
-    demand.check(minimum)
-    few, every = (demand.largest_ring(n) for n in (demand.fewest_experts, demand.num_experts))
-    default = config.kv.ring_default_cells
-    if default is None:
-        default = DEFAULT_RING_CELLS[model.device.type]
-    fingerprint = _fingerprint(model, config, drafts)
-    mode: Mode = "on" if drafts else "off"
-    resolved = resolve_policy(
-        policy=config.policy,
-        table=config.table,
-        environ=environ,
-        fingerprint=fingerprint,
-        mode=mode,
-    )
-    decision = choose_ring(
-        RingRequest(
-            policy=resolved.policy,
-            need_cells=demand.need,
-            max_context_cells=demand.max_context,
-            page_cells=demand.page_cells,
-            minimum_cells=minimum,
-            default_cells=default if few is None else min(default, few),
-            kv_resident=config.kv.resident_cells,
-            fits_all_experts_cells=every,
-            fits_few_experts_cells=few,
-            mode=mode,
-            fingerprint=fingerprint,
-            table=resolved.table,
-            table_origin=resolved.table_origin,
-        )
-    )
-    warnings += [*resolved.warnings, *decision.warnings]
-    if decision.gain is not None and drafts and config.spec.min_p > 0:
-        warnings.append(
-            f"policy table {decision.table} was measured without --spec-min-p; "
-            "its gain may not hold"
-        )
-    if decision.gain is not None and config.prefetch not in (None, DEFAULT_PREFETCH):
-        warnings.append(
-            f"policy table {decision.table} was measured with --prefetch {DEFAULT_PREFETCH}; "
-            "its gain may not hold"
-        )
-    return decision
-
-
-def _fingerprint(model: LanguageModel, config: SessionConfig, drafts: int | str) -> Fingerprint:
-    window = config.spec.window_cells
-    return Fingerprint(
-        device=device_name(model.device),
-        model_hash=model.model_hash,
-        kv_dtype=str(model.dtype).removeprefix("torch."),
-        page_cells=config.kv.page_cells,
-        select=str(config.kv.selection),
-        spec=drafts if drafts else 1,  # type: ignore[arg-type]
-        mtp_window="auto" if window is None else window,
-        victims=config.kv.victims,
-        vram_budget_bytes=config.vram_budget_bytes,
-        context="own" if config.max_context_cells is None else config.max_context_cells,
-    )
 
 
 def _draft_count(drafts: int | str, device: torch.device) -> DraftCount:
