@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -22,6 +23,8 @@ def write_whole(path: Path, data: bytes) -> None:
             _replace(target, data)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
+    except RuntimeError:  # what Python 3.11 makes of a link that ends in itself
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from None
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -192,6 +193,19 @@ def test_a_full_device_and_a_null_device(tmp_path: Path) -> None:
     assert result.stderr.strip().splitlines()[-1] == "error: /dev/full: No space left on device"
     assert generate("def f(", "--max-new", 3, "--json", "/dev/null").exit_code == 0
     assert Path("/dev/null").is_char_device(), "a device was replaced by a file"
+
+
+def test_a_link_that_ends_in_itself_and_a_folder_that_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    assert "ends in itself" in refused("def f(", "--json", loop)
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        write_whole(loop, b"x")
+    # Root may write anywhere.
+    monkeypatch.setattr("os.access", lambda place, how, **_: how != os.W_OK)
+    assert "may not be written to" in refused("def f(", "--json", tmp_path / "a.json")
 
 
 def test_a_file_is_written_whole_and_through_links(tmp_path: Path) -> None:

@@ -338,7 +338,7 @@ def _columns_of(table: str) -> tuple[str, ...]:
 def _reason(error: Exception) -> str:
     """Return the first sentence of a database error, in plain words for the common ones."""
     text = " ".join(str(error).split())
-    lowered = text.lower()
+    first, lowered = text.partition(". ")[0], text.lower()
     if "lock" in lowered and ("conflicting" in lowered or "could not set" in lowered):
         return "another run has it open; wait for it or give --db another path"
     if "version number" in lowered or "storage version" in lowered:
@@ -347,4 +347,8 @@ def _reason(error: Exception) -> str:
         return "the disk is full or the file may not grow; free space, then go on with --resume"
     if "catalog error" in lowered or "binder error" in lowered:
         return "its tables are not those of a trial database; give --db another path"
-    return text.partition(". ")[0][:300]
+    if "permission denied" in lowered or "read-only" in lowered:
+        return "it may not be written to; copy it to where it may, and name the copy with --db"
+    if "corrupt" in lowered or "could not read enough" in lowered:
+        return f"it is damaged ({first[:200]}); put a copy back, or give --db another path"
+    return first[:300]
