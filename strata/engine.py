@@ -57,6 +57,8 @@ class Engine:
         """Whether drafts are made and verified and all refused; the tuner prices drafting so."""
         self._last: int | None = None
         self._begun: tuple[Sampler, int, float] | None = None
+        self._torn = False
+        """Whether a round broke off. A pool may then name experts that were never copied."""
         self._prompt_hidden: torch.Tensor | None = None
         self._prompt_queries = torch.empty(0)
         self._prompt_cells = 0
@@ -212,6 +214,12 @@ class Engine:
     def discard(self) -> None:
         """Give up rounds that nobody will collect; a `rewind` has to follow."""
         self._begun = None
+        if self._torn:
+            self._torn = False
+            self._forget_experts()
+
+    def _forget_experts(self) -> None:
+        self.experts.forget()
 
     @torch.inference_mode()
     def collect(self) -> Round:
@@ -222,7 +230,9 @@ class Engine:
         proposed = self.drafter.propose(drafts, sampler.pick_draft, min_p)
         base = self.kv.committed
         rows = torch.tensor([self._last, *proposed], device=self.model.device)
+        self._torn = True
         hidden = self._verify(rows)
+        self._torn = False
         logits = self.model.logits(hidden)
         scores = sampler.scores(logits, self._positions(base + 1, len(rows)))
         targets = scores.argmax(-1)

@@ -193,8 +193,10 @@ class CapturedEngine(Engine):
         """Capture such a round, so that the first one does not wait for it."""
         if self._capture and at_most >= 0:
             drafts = self._drafts_to_run(drafts, min_p, at_most)
+            self._torn = True
             self._pages.bear(self._board, drafts + 1, 0)
             self._phase(drafts, min_p, self._pages.reads_every(drafts + 1))
+            self._torn = False
 
     @torch.inference_mode()
     def launch(self, sampler: Sampler, drafts: int, min_p: float, *, at_most: int) -> None:
@@ -204,8 +206,10 @@ class CapturedEngine(Engine):
             self._board.limit.fill_(0 if self.refuse_drafts else counted)
         under_way = sum(launched.drafts + 1 for launched in self._under_way)
         every_page = self._pages.reads_every(drafts + 1)
+        self._torn = True
         self._pages.bear(self._board, drafts + 1, under_way)
         self._phase(drafts, min_p, every_page).run()
+        self._torn = False
         if self._ended:
             number = self._collected + len(self._under_way)
             stream = torch.cuda.current_stream(self.model.device)
@@ -223,12 +227,16 @@ class CapturedEngine(Engine):
     def discard(self) -> None:
         """Wait for what is under way, and take back what it counted.
 
-        Nothing else needs undoing, because a rewind does so behind any number of rounds.
+        Nothing else of a whole round needs undoing, because a rewind does so behind any number.
         """
         if self.model.device.type == "cuda":
             torch.cuda.current_stream(self.model.device).synchronize()
         self._under_way.clear()
         self._board.restore_counts(self._collected)
+        super().discard()
+
+    def _forget_experts(self) -> None:
+        self._phase_experts.forget()
 
     def _drafts_to_run(self, drafts: int, min_p: float, at_most: int) -> int:
         """Return how many drafts a round makes of which `at_most` count."""

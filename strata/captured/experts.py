@@ -44,6 +44,9 @@ class PhaseExperts(Protocol):
     def after(self, routed: int) -> None:
         """Count a round that routed to `routed` experts, repeats included."""
 
+    def forget(self) -> None:
+        """Let nothing be resident that a phase which broke off was bringing in."""
+
     def sync(self) -> None:
         """Bring what the host knows of residency up to date."""
 
@@ -90,6 +93,9 @@ class AllResident:
     def after(self, routed: int) -> None:
         """Count hits: a captured phase does not."""
         self._cache.counters.count(lookups=routed, misses=0, overflows=0, item_bytes=0)
+
+    def forget(self) -> None:
+        """Keep everything: a phase brings nothing in."""
 
     def sync(self) -> None:
         """Have nothing to bring: no slot changes hands."""
@@ -147,6 +153,13 @@ class Pooled:
 
     def after(self, routed: int) -> None:
         """Leave it to the device, which knows the distinct ones."""
+
+    def forget(self) -> None:
+        """Empty every slot; nothing was fetched ahead then, either."""
+        self._cache.forget()
+        self._state.start(self._cache.residency.filled)
+        if self._ahead is not None:
+            self._ahead.clear()
 
     def sync(self) -> None:
         """Read how many slots are filled."""

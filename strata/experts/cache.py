@@ -41,6 +41,9 @@ class ExpertCache(Protocol):
         For a prompt, which routes to nearly all of them; nothing is counted or made resident.
         """
 
+    def forget(self) -> None:
+        """Let nothing be resident, where a product broke off that was bringing experts in."""
+
     def check_integrity(self) -> None:
         """Assert what must hold of residency between products."""
 
@@ -74,6 +77,9 @@ class ResidentExperts:
     def blobs(self, first: int, count: int) -> torch.Tensor:
         """Return a view of the device's own."""
         return self.weights[first : first + count]
+
+    def forget(self) -> None:
+        """Have nothing to bring in."""
 
     def check_integrity(self) -> None:
         """Have nothing that could be wrong."""
@@ -136,6 +142,10 @@ class PooledExperts:
         self.residency.clear()
         self.residency.seed_all(every[None])
         self.pool[: len(self.host)].copy_(self.host, non_blocking=True)
+
+    def forget(self) -> None:
+        """Empty every slot."""
+        self.residency.clear()
 
     def check_integrity(self) -> None:
         """Assert that the table and the owners of the pool agree."""
