@@ -255,9 +255,10 @@ def refuse_repeat(study: StudyRecord, store: TrialStore, *, resume: bool, where:
     """Raise StoreError where a sweep would go on without having been asked to."""
     done, total = count_pairs(study, store)
     if done and not resume:
+        onward = "go on with --resume" if done < total else "--resume writes its results again"
         raise StoreError(
-            f"study {study.study} ({study.name}) has {done} of {total} pairs in {where}; go on "
-            "with --resume, or measure anew into another file"
+            f"study {study.study} ({study.name}) has {done} of {total} pairs in {where}; "
+            f"{onward}, or measure anew into another file (--out, --db)"
         )
 
 

@@ -165,6 +165,10 @@ def test_a_started_study_is_not_gone_on_with_unasked(study: StudyRecord) -> None
     refuse_repeat(study, store, resume=True, where="x")
     with pytest.raises(StoreError, match="has 1 of 22 pairs in x; go on with --resume"):
         refuse_repeat(study, store, resume=False, where="x")
+    for pair in all_pairs(study)[1:]:
+        store.add_trials(make_records(pair))
+    with pytest.raises(StoreError, match="22 of 22 pairs in x; --resume writes its results again"):
+        refuse_repeat(study, store, resume=False, where="x")
 
 
 def test_another_build_of_the_engine_is_named(study: StudyRecord) -> None:
