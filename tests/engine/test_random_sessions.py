@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from strata.generation import Generation
 from strata.lm import LanguageModel
 from strata.session import Session, create_session
 from tests.conftest import prompt_of
+from tests.contents import check_content
 
 LARGEST = 200
 EXPERTS = 16
@@ -115,27 +115,6 @@ def facts(done: Generation) -> tuple[Any, ...]:
     return done.tokens, done.text, done.stopped, done.rounds, done.accepted, done.drafted
 
 
-def check_content(session: Session) -> None:
-    """Assert that every slot that a table names holds what the host has of its page or expert."""
-    engine = session.engine
-    engine.check_integrity()
-    kv, g = engine.kv, engine.kv.geometry
-    host, pool = (
-        store.view(g.layers, -1, g.planes, g.page_cells, g.head_dim)
-        for store in (kv.transfer.host, kv.transfer.pool)
-    )
-    for layer, table in enumerate(kv.residency.table):
-        for page in (table >= 0).nonzero()[:, 0].tolist():
-            cells = max(0, kv.committed - page * g.page_cells)
-            mine, other = pool[layer, int(table[page])], host[layer, page]
-            assert torch.equal(mine[:, :cells], other[:, :cells]), (layer, page)
-    if isinstance(engine.experts, PooledExperts):
-        table = engine.experts.residency.table[0]
-        there = (table >= 0).nonzero()[:, 0]
-        slots = table[there].long()
-        assert torch.equal(engine.experts.pool[slots], engine.experts.host[there])
-
-
 @settings(max_examples=25, derandomize=True, database=None)
 @given(knob=knobs, used=uses)
 def test_looking_and_fetching_ahead_leave_no_trace(
@@ -160,7 +139,7 @@ def test_looking_and_fetching_ahead_leave_no_trace(
             continue_once(session, full, params, ending, at) for session in (plain, now, ahead)
         )
         for session in (now, ahead):
-            check_content(session)
+            check_content(session.engine)
         assert now.engine.kv_counters().lookups == ahead.engine.kv_counters().lookups
         if want is not None and before is not None and got is not None:
             assert facts(got) == facts(before) == facts(want)
@@ -172,6 +151,6 @@ def test_looking_and_fetching_ahead_leave_no_trace(
         for session in (plain, now, ahead):
             session.rewind()
         for session in (now, ahead):
-            check_content(session)
+            check_content(session.engine)
     for session in (plain, now, ahead):
         session.close()

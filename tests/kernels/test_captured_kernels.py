@@ -19,6 +19,7 @@ from strata.kernels import device
 from strata.lm import LanguageModel, load_model
 from strata.session import Session, create_session
 from tests.conftest import TINY, prompt_of
+from tests.contents import check_content
 
 pytest.importorskip("triton")
 
@@ -113,18 +114,4 @@ def test_what_is_fetched_ahead_is_what_is_read(
     assert got.kv.lookups == expected.kv.lookups
     assert got.kv.prefetched > 0
     assert (got.experts.prefetched > 0) == (experts < 16)
-    session.engine.check_integrity()
-    cache, g = session.engine.kv, session.engine.kv.geometry
-    host, pool = (
-        store.view(g.layers, -1, g.planes, g.page_cells, g.head_dim)
-        for store in (cache.transfer.host, cache.transfer.pool)
-    )
-    whole = cache.committed // g.page_cells
-    for layer, table in enumerate(cache.residency.table[:, :whole]):
-        there = (table >= 0).nonzero()[:, 0]
-        assert torch.equal(pool[layer, table[there].long()], host[layer, there])
-    kept = session.engine.experts
-    assert isinstance(kept, PooledExperts)
-    table = kept.residency.table[0]
-    there = (table >= 0).nonzero()[:, 0]
-    assert torch.equal(kept.pool[table[there].long()], kept.host[there])
+    check_content(session.engine)
