@@ -26,8 +26,15 @@ class Sampler:
         _check(params)
         self.params = params
 
+    @property
+    def greedy(self) -> bool:
+        """Return whether the largest logit is taken, without noise."""
+        return self.params.temperature < GREEDY_BELOW
+
     def draws_like(self, other: Sampler) -> bool:
         """Return whether both draw the same tokens; where they end does not matter."""
+        if self.greedy and other.greedy:
+            return True
         drawing = ("temperature", "top_k", "top_p", "min_p", "seed")
         return all(getattr(self.params, name) == getattr(other.params, name) for name in drawing)
 
@@ -37,7 +44,7 @@ class Sampler:
 
     def scores(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return what `pick` takes the largest of [R, V]: the logits, or processed with noise."""
-        if self.params.temperature < GREEDY_BELOW:
+        if self.greedy:
             return logits
         return self.process(logits) + gumbel(positions, logits.shape[-1], self.params.seed)
 

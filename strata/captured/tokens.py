@@ -7,7 +7,7 @@ import torch
 from strata.kernels.head import draw, noise
 from strata.lm.model import LanguageModel
 from strata.round_buffers import Buffers
-from strata.sampling import GREEDY_BELOW, Sampler
+from strata.sampling import Sampler
 
 
 class TokenDraw:
@@ -20,7 +20,7 @@ class TokenDraw:
         self._shares, self._parts = buffers["head.shares"], buffers["head.parts"]
         self._scores = (buffers["head.logits"], buffers["head.values"])
         self._seed = self._temperature = self._cuts = None
-        if params.temperature >= GREEDY_BELOW:
+        if not sampler.greedy:
             signed = params.seed - 2**64 if params.seed >= 2**63 else params.seed
             self._seed = torch.tensor([signed], device=model.device)
             self._temperature = torch.tensor([params.temperature], device=model.device)

@@ -206,6 +206,7 @@ def test_a_phase_outlives_a_continuation_that_draws_alike(model: LanguageModel) 
     longer = phases_after(max_new=NEW)
     assert short
     assert all(longer[key] is phase for key, phase in short.items())
+    assert phases_after(max_new=8, seed=3, top_k=5) == longer, "greedy draws have neither"
     sampled = phases_after(max_new=8, temperature=0.9)
     assert not set(sampled.values()) & set(longer.values())
 
