@@ -2,7 +2,8 @@
 
     python experiments/figures.py
 
-Writes trade/trade.svg, gpu-decode/parts.svg and evict/hits.svg beside the results.
+Writes trade/trade.svg, gpu-decode/parts.svg, evict/hits.svg and h200-campaign/gains.svg beside the
+results.
 """
 
 from __future__ import annotations
@@ -15,8 +16,13 @@ from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+import numpy as np
+from scipy import stats
 
+from strata.models.frame import pair_table, passage_means
+from strata.tuner.conclude import judged
 from strata.tuner.report.figures import COLOURS, LEDGER_COLOURS, STYLE
+from strata.tuner.store import MemoryStore, import_study
 from strata.units import format_cells
 
 HERE = Path(__file__).parent
@@ -36,6 +42,7 @@ def main() -> None:
         trade(HERE / "trade")
         parts(HERE / "gpu-decode")
         hits(HERE / "evict")
+        gains(HERE / "h200-campaign")
 
 
 def trade(folder: Path) -> None:
@@ -142,6 +149,43 @@ def hits(folder: Path) -> None:
     axes[0].set_ylabel("pages that hit, %")
     axes[1].legend(frameon=False, fontsize=7.5)
     save(figure, folder / "hits.svg")
+
+
+def gains(folder: Path) -> None:
+    """Draw each ring's gain over the default one in both studies, 95 % t intervals of passages."""
+    figure, axes = plt.subplots(2, 5, figsize=(11, 5), sharey="row", layout="constrained")
+    for row, study in zip(axes, ("own", "shared"), strict=True):
+        store = MemoryStore()
+        record, _, _ = import_study(store, folder / study / "trials")
+        trials = judged(store.frame(record.study))
+        pairs = passage_means(pair_table(trials))
+        for ax, tier in zip(row, sorted(trials["tier_cells"].unique()), strict=True):
+            ax.set_title(f"{format_cells(int(tier))}, {study} context")
+            if tier not in set(pairs["tier_cells"]):
+                ax.text(0.5, 0.5, "one ring", ha="center", va="center", transform=ax.transAxes)
+            for mode, colour in COLOURS.items():
+                mine = pairs[(pairs["tier_cells"] == tier) & (pairs["mode"] == mode)]
+                by_ring = mine[mine["ring_cells"] != record.default_ring_cells]
+                logs = by_ring.groupby("ring_cells")["log_ratio"].agg(["mean", "sem", "count"])
+                half = logs["sem"] * stats.t.ppf(0.975, logs["count"] - 1)
+                logs.loc[record.default_ring_cells, "mean"] = 0.0
+                logs = logs.sort_index()
+                label = "no drafter" if mode == "off" else "3 drafts"
+                ax.errorbar(
+                    logs.index,
+                    100 * np.expm1(logs["mean"]),
+                    yerr=100 * half.reindex(logs.index).fillna(0.0),
+                    color=colour,
+                    marker=".",
+                    label=label,
+                )
+            ax.set_xscale("log", base=2)
+            ax.set_xticks([2_048, 4_096, 8_192, 16_384], ["2K", "4K", "8K", "16K"])
+            ax.minorticks_off()
+    axes[1][0].legend(frameon=False)
+    figure.supxlabel("ring, cells")
+    figure.supylabel("gain over a ring of 8,192, %")
+    save(figure, folder / "gains.svg")
 
 
 def save(figure: Any, path: Path) -> None:
