@@ -11,6 +11,7 @@ negative the time of a round has the same directions.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -200,8 +201,11 @@ def num_rows(trials: pd.DataFrame) -> Floats:
     return rows
 
 
+_parsed = cache(Selection.parse)
+
+
 def _selected_cells(select: str, depth: float) -> float:
-    selection = Selection.parse(select)
+    selection = _parsed(select)
     if selection.is_dense:
         return depth
     return selection.cells or depth / selection.depth_divisor

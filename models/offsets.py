@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from sklearn.isotonic import IsotonicRegression
+from scipy.optimize import isotonic_regression
 
 from strata.models.features import num_rows
 from strata.models.physics import Floats
@@ -102,5 +102,5 @@ def _falling(group: pd.DataFrame) -> pd.Series:
     rings = group.groupby("at", sort=True)["residual"].agg(["sum", "count"])
     own = (rings["sum"] - rings["count"] * mean) / (rings["count"] + SHRINK_ROWS)
     at = rings.index.to_numpy(dtype=float)
-    rising = IsotonicRegression().fit(at, at + mean + own, rings["count"])
-    return pd.Series(rising.predict(at) - at, index=rings.index)
+    rising = isotonic_regression(at + mean + own, weights=rings["count"].astype(float)).x
+    return pd.Series(rising - at, index=rings.index)
