@@ -1,7 +1,8 @@
-"""Pairs that price drafting and prompts: how they are planned, run, kept apart."""
+"""Pairs that price drafting and prompts, and the engine behind a worker: planned, run, kept apart."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -188,3 +189,24 @@ def test_a_prompt_runs_once_for_all_rings(monkeypatch: pytest.MonkeyPatch) -> No
             engine.open_bench(pair.side(position), pair.ring_cells(position)).close()
     torch.set_num_threads(threads)
     assert sorted(ran) == ["32:0", "32:1", "32:2", "64:0", "64:1", "64:2"]
+
+
+@pytest.mark.parametrize(
+    ("seen", "number", "taken"), [(None, 1, "1"), ("4,GPU-a,7", 1, "GPU-a"), ("4,GPU-a,7", 0, None)]
+)
+def test_a_worker_sees_the_gpu_of_its_number_alone(
+    seen: str | None, number: int, taken: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from strata.tuner.trial import StrataEngine
+
+    threads = torch.get_num_threads()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if seen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    StrataEngine("bundled", "auto", number=number).prepare()
+    torch.set_num_threads(threads)
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == (taken or seen)

@@ -380,24 +380,3 @@ def test_a_study_says_how_its_machines_were(study: StudyRecord) -> None:
 def test_without_a_gpu_nothing_is_recorded_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conditions_module, "_nvml", lambda: None)
     assert set(conditions(gpu_uuid="GPU-here")) <= {"host", "load_average_1min"}
-
-
-@pytest.mark.parametrize(
-    ("seen", "number", "taken"), [(None, 1, "1"), ("4,GPU-a,7", 1, "GPU-a"), ("4,GPU-a,7", 0, None)]
-)
-def test_a_worker_sees_the_gpu_of_its_number_alone(
-    seen: str | None, number: int, taken: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch
-
-    from strata.tuner.trial import StrataEngine
-
-    threads = torch.get_num_threads()
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if seen is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    StrataEngine("bundled", "auto", number=number).prepare()
-    torch.set_num_threads(threads)
-    assert os.environ.get("CUDA_VISIBLE_DEVICES") == (taken or seen)
