@@ -1,4 +1,4 @@
-"""Pairs that price drafting and prompts, and the engine behind a worker: planned, run, kept apart."""
+"""Pairs that price drafting and prompts, and the engine that a worker runs them on."""
 
 from __future__ import annotations
 
