@@ -165,8 +165,7 @@ def gains(folder: Path) -> None:
                 ax.text(0.5, 0.5, "one ring", ha="center", va="center", transform=ax.transAxes)
             for mode, colour in COLOURS.items():
                 mine = pairs[(pairs["tier_cells"] == tier) & (pairs["mode"] == mode)]
-                by_ring = mine[mine["ring_cells"] != record.default_ring_cells]
-                logs = by_ring.groupby("ring_cells")["log_ratio"].agg(["mean", "sem", "count"])
+                logs = mine.groupby("ring_cells")["log_ratio"].agg(["mean", "sem", "count"])
                 half = logs["sem"] * stats.t.ppf(0.975, logs["count"] - 1)
                 logs.loc[record.default_ring_cells, "mean"] = 0.0
                 logs = logs.sort_index()

@@ -31,7 +31,7 @@ from strata.models.bench import (
 from strata.models.decide import Rule
 from strata.models.frame import checked, pair_table
 from strata.models.inference import mean_bounds
-from strata.models.regret import PREDICTED, known_rows, predicted_rings, table_rings
+from strata.models.regret import LEARNED, PREDICTED, known_rows, predicted_rings, table_rings
 
 DEFAULT, BEST_FIXED = "default ring", "best fixed in hindsight"
 HARMLESS_RATIO = 0.01
@@ -90,7 +90,7 @@ def compare_rivals(frame: pd.DataFrame, rule: Rule, default_ring_cells: int) -> 
             ring = learned.get(place, default_ring_cells)
             moved[place] += ring != default_ring_cells
             own = {
-                "learned": ring,
+                LEARNED: ring,
                 PREDICTED: predicted.get(place, default_ring_cells),
                 DEFAULT: default_ring_cells,
             }
@@ -160,7 +160,7 @@ def _differences(
     """Return the table's mean log ratio over a policy by document, and where both were measured."""
     sample, places = list[float](), set[Place]()
     for one in documents:
-        mine, theirs = gains.get(("learned", one), {}), gains.get((policy, one), {})
+        mine, theirs = gains.get((LEARNED, one), {}), gains.get((policy, one), {})
         both = mine.keys() & theirs.keys()
         if both:
             sample.append(float(np.mean([mine[place] - theirs[place] for place in both])))
@@ -181,8 +181,8 @@ def _entries(
     for bench in benches:
         place = bench.place
         sample = np.array(
-            [gains["learned", one][place] for one in documents
-             if place in gains.get(("learned", one), {})]
+            [gains[LEARNED, one][place] for one in documents
+             if place in gains.get((LEARNED, one), {})]
         )  # fmt: skip
         # Where no table moves the ring it is the default ring, which is no worse than itself.
         lower = mean_bounds(sample, ALPHA / tests)[0] if moved[place] else 0.0

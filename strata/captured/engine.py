@@ -195,7 +195,7 @@ class CapturedEngine(Engine):
             drafts = self._drafts_to_run(drafts, min_p, at_most)
             self._torn = True
             self._pages.bear(self._board, drafts + 1, 0)
-            self._phase(drafts, min_p, self._pages.reads_every(drafts + 1))
+            self._phase(drafts, min_p, self.kv.reads_every(drafts + 1))
             self._torn = False
 
     @torch.inference_mode()
@@ -205,7 +205,7 @@ class CapturedEngine(Engine):
         if counted < drafts:
             self._board.limit.fill_(0 if self.refuse_drafts else counted)
         under_way = sum(launched.drafts + 1 for launched in self._under_way)
-        every_page = self._pages.reads_every(drafts + 1)
+        every_page = self.kv.reads_every(drafts + 1)
         self._torn = True
         self._pages.bear(self._board, drafts + 1, under_way)
         self._phase(drafts, min_p, every_page).run()
@@ -220,7 +220,7 @@ class CapturedEngine(Engine):
         """Return whether its phase is there, and nothing of it hangs on what the host will read."""
         if not self.looks_ahead or len(self._under_way) != 1:
             return False
-        ready = (drafts, min_p, self._pages.reads_every(drafts + 1)) in self._phases
+        ready = (drafts, min_p, self.kv.reads_every(drafts + 1)) in self._phases
         return ready and self.kv.foresees(drafts + 1, self._under_way[0].drafts + 1)
 
     @torch.inference_mode()

@@ -47,9 +47,6 @@ class Pages(Protocol):
     def arm(self) -> None:
         """Start from the ring as it was seeded."""
 
-    def reads_every(self, rows: int) -> bool:
-        """Return whether a window of `rows` rows behind the committed cells reads every page."""
-
     def bear(self, board: Board, rows: int, under_way: int) -> None:
         """Give the next window's pages their slots.
 
@@ -105,10 +102,6 @@ class DensePages:
     def arm(self) -> None:
         """Take over the tables as they were seeded; what was read before is forgotten."""
         self._state.start(self.kv.residency.filled)
-
-    def reads_every(self, rows: int) -> bool:
-        """Return that it does."""
-        return True
 
     def bear(self, board: Board, rows: int, under_way: int) -> None:
         """Bear the window's pages: all that are to come at once where each has its slot."""
@@ -191,7 +184,7 @@ class SelectedPages(DensePages):
     """Select pages per row and resolve them in the phase; decisions stay in device memory.
 
     While the depth is less than a selection every page is read and resident, and nothing needs
-    resolving; `before` tells the two apart.
+    resolving; `KvCache.reads_every` tells the two apart.
     """
 
     def __init__(self, kv: KvCache, buffers: Buffers) -> None:
@@ -209,11 +202,6 @@ class SelectedPages(DensePages):
         super().arm()
         if self._ahead is not None:
             self._ahead.clear()
-
-    def reads_every(self, rows: int) -> bool:
-        """Compare the depth to a selection."""
-        g = self.kv.geometry
-        return (self.kv.committed + rows - 1) // g.page_cells < g.select_pages
 
     def bear(self, board: Board, rows: int, under_way: int) -> None:
         """Give newborn pages slots; the victim policy says whose."""

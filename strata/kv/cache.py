@@ -111,6 +111,11 @@ class KvCache:
         assert last_page < self.geometry.pages, "window past the session's max context"
         return last_page >= self.born_pages
 
+    def reads_every(self, rows: int) -> bool:
+        """Return whether the rows of a window read every page: no more than a selection, or all."""
+        selected = self.geometry.select_pages
+        return not selected or self._last_page(rows) < selected
+
     def foresees(self, rows: int, under_way: int) -> bool:
         """Return whether it is known how a window of `rows` rows reads behind one under way.
 
@@ -118,10 +123,10 @@ class KvCache:
         every page or does not. Which pages it begins need not be known, unless the host bears all
         that are to come.
         """
-        g, least, most = self.geometry, self._last_page(rows), self._last_page(under_way + rows)
+        g = self.geometry
         if g.select_pages:
-            return (least < g.select_pages) == (most < g.select_pages)
-        return not g.holds_all or most < self.born_pages
+            return self.reads_every(rows) == self.reads_every(under_way + rows)
+        return not g.holds_all or self._last_page(under_way + rows) < self.born_pages
 
     def note_born(self, rows: int) -> None:
         """Take note that the pages of a window of `rows` rows were born on the device."""

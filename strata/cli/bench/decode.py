@@ -148,7 +148,7 @@ def _parts_table(profiled: list[tuple[DecodeFigure, RoundProfile]]) -> Table:
     for figure, _ in profiled:
         arm = figure.arm
         ahead = "" if arm.prefetch in (None, "none") else f", prefetch {arm.prefetch}"
-        table.add_column(f"{figure.arm.drafts} drafts, ring {figure.ring_cells}{ahead}")
+        table.add_column(f"{arm.drafts} drafts, ring {figure.ring_cells}{ahead}")
     for part in profiled[0][1].parts:
         times = [profile.parts[part] for _, profile in profiled]
         table.add_row(part, *(f"{time.us_round:.1f} ({time.per_round:.1f})" for time in times))
