@@ -68,25 +68,29 @@ class RoundTime:
         blank = cls(features, regression, acceptance or Acceptance.learn(trials))
         priced = regression.predict(matrix)
         residuals = np.log(seconds / np.where(priced > 0, priced, seconds))
-        return replace(blank, offsets=Offsets.learn(once, residuals, blank._tightest_log(once)))
+        at = blank._tightest_log(once, blank._tokens(once))
+        return replace(blank, offsets=Offsets.learn(once, residuals, at))
 
     def seconds(self, trials: pd.DataFrame) -> Floats:
         """Return the seconds of a round for what each row asks."""
-        seconds: Floats = self._priced(trials) * np.exp(
-            self.offsets.log(trials, self._tightest_log(trials))
-        )
+        tokens = self._tokens(trials)
+        offsets = self.offsets.log(trials, self._tightest_log(trials, tokens))
+        seconds: Floats = self._priced(trials, tokens) * np.exp(offsets)
         return seconds
 
-    def _priced(self, trials: pd.DataFrame) -> Floats:
+    def _tokens(self, trials: pd.DataFrame) -> Floats:
+        """Return the tokens that a round is expected to yield."""
         tokens = self.acceptance.tokens_per_round(trials)
         # More drafts than any trial had: nothing is known, and all accepted is the dearest.
-        tokens = np.where(np.isnan(tokens), num_rows(trials), tokens)
+        return np.where(np.isnan(tokens), num_rows(trials), tokens)
+
+    def _priced(self, trials: pd.DataFrame, tokens: Floats) -> Floats:
         return self.regression.predict(self.features.matrix(trials, tokens))
 
-    def _tightest_log(self, trials: pd.DataFrame) -> Floats:
+    def _tightest_log(self, trials: pd.DataFrame, tokens: Floats) -> Floats:
         """Return the logs of the seconds priced beside the fewest expert slots that were seen."""
-        fewest = self.features.fewest_slots(trials)
-        return np.log(np.maximum(self._priced(trials.assign(expert_slots=fewest)), LEAST_S))
+        tightest = trials.assign(expert_slots=self.features.fewest_slots(trials))
+        return np.log(np.maximum(self._priced(tightest, tokens), LEAST_S))
 
     @property
     def prices_s(self) -> dict[str, float]:
