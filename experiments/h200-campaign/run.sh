@@ -1,19 +1,19 @@
 #!/bin/sh
-# From the JSON lines of the two sweeps to every figure of the README; needs no GPU.
+# From the JSON lines of sweeps to every figure of the README; needs no GPU.
 #
-#     experiments/h200-campaign/run.sh own.jsonl shared.jsonl OUT
+#     experiments/h200-campaign/run.sh OUT own.jsonl shared.jsonl
 #
-# OUT/own and OUT/shared get: verdict.txt, evaluate.txt and .json, replay.txt and .svg, ring-policy.json,
-# report.html, and the trials as Parquet (trials/). The database stays in OUT/strata.duckdb.
+# Each file holds one study and gets a folder of its own name, OUT/own and OUT/shared: verdict.txt, evaluate.txt and
+# .json, replay.txt and .svg, ring-policy.json, report.html, and the trials as Parquet (trials/) beside its database.
 set -eu
-own=$1 shared=$2 out=$3
-db=$out/strata.duckdb
-mkdir -p "$out"
+out=$1
+shift
 
-for pair in "own=$own" "shared=$shared"; do
-    name=${pair%%=*} lines=${pair#*=} study=h200-${pair%%=*}
-    here=$out/$name
+for lines in "$@"; do
+    here=$out/$(basename "$lines" .jsonl)
+    db=$here/strata.duckdb
     mkdir -p "$here"
+    study=$(head -n 1 "$lines" | python -c 'import json; print(json.loads(input())["name"])')
     strata tune import "$lines" --db "$db"
     strata tune doctor --db "$db"
     strata tune verdict "$study" --db "$db" | tee "$here/verdict.txt"
@@ -21,7 +21,7 @@ for pair in "own=$own" "shared=$shared"; do
     strata tune report "$study" --db "$db" --out "$out/reports"
     cp "$out/reports/$study"-*/report.html "$here/report.html"
     strata model evaluate "$study" --db "$db" --json "$here/evaluate.json" | tee "$here/evaluate.txt"
+    strata tune export "$study" --db "$db" --parquet "$here/trials"
     strata tune replay "$study" --db "$db" --seeds 20 --arms 30 --out "$here/replay.svg" \
         --sampler random --sampler tpe --sampler gp --sampler cost-model | tee "$here/replay.txt"
-    strata tune export "$study" --db "$db" --parquet "$here/trials"
 done
