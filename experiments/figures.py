@@ -2,8 +2,8 @@
 
     python experiments/figures.py
 
-Writes trade/trade.svg, gpu-decode/parts.svg, evict/hits.svg and h200-campaign/gains.svg beside the
-results.
+Writes trade/trade.svg, gpu-decode/parts.svg, evict/hits.svg, h200-campaign/gains.svg and
+h200-campaign/gains-2.svg beside the results.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def main() -> None:
         trade(HERE / "trade")
         parts(HERE / "gpu-decode")
         hits(HERE / "evict")
-        gains(HERE / "h200-campaign")
+        gains(HERE / "h200-campaign", ("own", "shared"), "gains.svg")
+        gains(HERE / "h200-campaign", ("own-2", "shared-2"), "gains-2.svg")
 
 
 def trade(folder: Path) -> None:
@@ -151,16 +152,16 @@ def hits(folder: Path) -> None:
     save(figure, folder / "hits.svg")
 
 
-def gains(folder: Path) -> None:
-    """Draw each ring's gain over the default one in both studies, 95 % t intervals of passages."""
+def gains(folder: Path, studies: tuple[str, str], name: str) -> None:
+    """Draw each ring's gain over the default one in two studies, 95 % t intervals of passages."""
     figure, axes = plt.subplots(2, 5, figsize=(11, 5), sharey="row", layout="constrained")
-    for row, study in zip(axes, ("own", "shared"), strict=True):
+    for row, study in zip(axes, studies, strict=True):
         store = MemoryStore()
         record, _, _ = import_study(store, folder / study / "trials")
         trials = judged(store.frame(record.study))
         pairs = passage_means(pair_table(trials))
         for ax, tier in zip(row, sorted(trials["tier_cells"].unique()), strict=True):
-            ax.set_title(f"{format_cells(int(tier))}, {study} context")
+            ax.set_title(f"{format_cells(int(tier))}, {study.partition('-')[0]} context")
             if tier not in set(pairs["tier_cells"]):
                 ax.text(0.5, 0.5, "one ring", ha="center", va="center", transform=ax.transAxes)
             for mode, colour in COLOURS.items():
@@ -184,7 +185,7 @@ def gains(folder: Path) -> None:
     axes[1][0].legend(frameon=False)
     figure.supxlabel("ring, cells")
     figure.supylabel("gain over a ring of 8,192, %")
-    save(figure, folder / "gains.svg")
+    save(figure, folder / name)
 
 
 def save(figure: Any, path: Path) -> None:
