@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
@@ -31,12 +31,30 @@ def table_facts(table: PolicyTable) -> list[tuple[str, object]]:
         ("default ring", f"{table.default_ring_cells} cells"),
         ("margin", f"{table.margin_ratio:.1%}"),
     ]
-    facts += [(name, _plain(value)) for name, value in table.provenance.items()]
+    decided = {f"decision_{one.tier_cells}_{one.mode}": one for one in table.entries}
+    facts += [
+        (name, _plain(value)) for name, value in table.provenance.items() if name not in decided
+    ]
+    facts += _reasons(table, decided)
     facts += [
         (f"declared {item.field}", f"{_plain(item.value)} ({item.reason}, {item.declared})")
         for item in table.declarations
     ]
     return facts
+
+
+def _reasons(table: PolicyTable, decided: Mapping[str, Entry]) -> list[tuple[str, object]]:
+    """Return why entries are as they are, each reason once, with the entries that share it."""
+    sharing: dict[str, list[str]] = {}
+    for name, entry in decided.items():
+        if name in table.provenance:
+            place = f"{format_cells(entry.tier_cells)} {entry.mode}"
+            sharing.setdefault(_plain(table.provenance[name]), []).append(place)
+    everywhere = len(sharing) == 1
+    return [
+        ("decided", reason if everywhere else f"{', '.join(places)}: {reason}")
+        for reason, places in sharing.items()
+    ]
 
 
 def table_entries(table: PolicyTable) -> Table:

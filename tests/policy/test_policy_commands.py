@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from strata.cli.policy import app
 from strata.policy import POLICIES, choose_ring, load_table, make_tiers, save_table
+from strata.units import format_cells
 
 SEED = Path(__file__).resolve().parents[2] / "data" / "seed" / "decode_by_ring.csv"
 RINGS = ["--kv-resident", "49152", "--kv-ring-default", "32768"]
@@ -174,6 +176,21 @@ def test_show_prints_conditions_and_entries(table_file):
     words = run("show", table_file).stdout
     for part in ("Device A", "bfloat16", "49152", "128K", "+16.0% [+3.7%, ...]", "undecided"):
         assert part in words
+
+
+@pytest.mark.parametrize("odd", [False, True])
+def test_show_gives_each_reason_once_with_the_entries_that_share_it(odd, tmp_path):
+    table = make_table()
+    reasons = {f"decision_{one.tier_cells}_{one.mode}": "Holm over 4" for one in table.entries}
+    first = table.entries[0]
+    if odd:
+        reasons[f"decision_{first.tier_cells}_{first.mode}"] = "failed in 1 of 4 pairs"
+    table = replace(table, provenance={"study": "s", **reasons})
+    words = run("show", save_table(table, tmp_path / "reasons.json")).stdout
+    assert words.count("Holm over 4") == 1
+    assert "decision_" not in words
+    place = f"{format_cells(first.tier_cells)} {first.mode}"
+    assert (f"decided           {place}: failed in 1 of 4 pairs" in words) == odd
 
 
 def test_validate_says_what_is_there(table_file):
