@@ -185,7 +185,7 @@ def test_show_gives_each_reason_once_with_the_entries_that_share_it(odd, tmp_pat
     first = table.entries[0]
     if odd:
         reasons[f"decision_{first.tier_cells}_{first.mode}"] = "failed in 1 of 4 pairs"
-    table = replace(table, provenance={"study": "s", **reasons})
+    table = replace(table, provenance={**table.provenance, **reasons})
     words = run("show", save_table(table, tmp_path / "reasons.json")).stdout
     assert words.count("Holm over 4") == 1
     assert "decision_" not in words
