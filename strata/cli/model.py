@@ -51,7 +51,7 @@ def fit(
         from strata.models.model_file import save_model
         from strata.tuner.drive import study_folder
         from strata.tuner.store import open_database
-    with open_database(db, must_exist=True) as store:
+    with open_database(db, read_only=True) as store:
         record = store.study(study)
         model, facts = fit_study(store, record, confidence)
     path = out or study_folder(db.parent, record) / MODEL_NAME
@@ -88,7 +88,7 @@ def evaluate(
         from strata.models.judgement import judge_model
         from strata.tuner.conclude import judged, rule_of
         from strata.tuner.store import open_database
-    with open_database(db, must_exist=True) as store:
+    with open_database(db, read_only=True) as store:
         record = store.study(study)
         frame = judged(store.frame(record.study))
     check_trials(frame, record, confidence)

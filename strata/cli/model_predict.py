@@ -191,7 +191,7 @@ def _model(source: str, db: Path) -> tuple[RingCostModel, ModelFacts]:
         return load_model_file(Path(source))
     with needs_extra("strata model predict"):
         from strata.tuner.store import open_database
-    with open_database(db, must_exist=True) as store:
+    with open_database(db, read_only=True) as store:
         return fit_study(store, store.study(source), 0.9)
 
 

@@ -171,7 +171,7 @@ def export(
         from strata.tuner.conclude import conclude, usage_line
         from strata.tuner.store import open_database
 
-        with open_database(db, must_exist=True) as store:
+        with open_database(db, read_only=True) as store:
             record = store.study(study or _only_study(store))
             table = conclude(store, record)
     path = save_table(table, output or user_folder(os.environ) / f"{record.study}.json")

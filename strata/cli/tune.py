@@ -92,7 +92,7 @@ def sweep(
     with needs_extra("strata tune"):
         from strata.tuner.store import open_database
     if list_ or show is not None:
-        with open_database(path, must_exist=True) as store:
+        with open_database(path, read_only=True) as store:
             _print_list(store) if list_ else _print_study(store, show or "")
         return
     chosen = _load_plan(plan, model)
@@ -140,7 +140,7 @@ def report(study: StudyArgument, out: OutOption = DEFAULT_OUT, db: DbOption = No
     """Write table and report of a stored study again, from the database alone."""
     with needs_extra("strata tune report"):
         from strata.tuner.store import open_database
-    with open_database(db or out / DATABASE_NAME, must_exist=True) as store:
+    with open_database(db or out / DATABASE_NAME, read_only=True) as store:
         _finish(store, store.study(study), out)
 
 

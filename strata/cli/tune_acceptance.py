@@ -67,7 +67,7 @@ def acceptance(
     how = Conditions(drafts=spec or 1, temperature=temperature, max_new=max_new)
     record, prices, tiers = None, [], tuple[int, ...]()
     if study is not None:
-        with open_database(db, must_exist=True) as store:
+        with open_database(db, read_only=True) as store:
             record = store.study(study)
             prices = measuring.prices_of(store, record)
         tiers = record.read_plan().grid.tiers

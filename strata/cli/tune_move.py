@@ -73,7 +73,7 @@ def export(
         from strata.tuner.dashboard import export_optuna
         from strata.tuner.store import export_jsonl, open_database
         from strata.tuner.store.parquet import export_parquet
-    with open_database(db or out / DATABASE_NAME, must_exist=True) as store:
+    with open_database(db or out / DATABASE_NAME, read_only=True) as store:
         if jsonl is not None:
             say(f"{export_jsonl(store, study, jsonl)} trials in {jsonl}")
         if parquet is not None:

@@ -42,7 +42,7 @@ def replay(
         from strata.tuner.store import open_database
     if out is not None:
         check_picture(out)
-    with open_database(db, must_exist=True) as store:
+    with open_database(db, read_only=True) as store:
         record = store.study(study)
         recorded = RecordedGrid.load(store, record)
     replays = [
@@ -63,7 +63,7 @@ def verdict(study: StudyArgument, db: DatabaseOption = DATABASE) -> None:
     with needs_extra("strata tune verdict"):
         from strata.tuner.store import open_database
         from strata.tuner.verdict import verdict_of
-    with open_database(db, must_exist=True) as store:
+    with open_database(db, read_only=True) as store:
         record = store.study(study)
         found = verdict_of(store, record)
     say(f"study {record.study} ({record.name}), default ring {record.default_ring_cells} cells")
@@ -89,7 +89,7 @@ def compare(
     with needs_extra("strata tune compare"):
         from strata.tuner.store import open_database
         from strata.tuner.verdict import compare_studies
-    with open_database(db, must_exist=True) as store:
+    with open_database(db, read_only=True) as store:
         one, other = store.study(first), store.study(second)
         found = compare_studies(store, one, other)
     say(f"A  {one.study} ({one.name}), engine {one.engine_version}, {one.created_at}")
@@ -122,7 +122,7 @@ def costs(
         from strata.tuner import acceptance as measuring
         from strata.tuner.costs import draft_prices, prompt_times
         from strata.tuner.store import open_database
-    with open_database(db, must_exist=True) as store:
+    with open_database(db, read_only=True) as store:
         record = store.study(study)
         head = (
             f"study {record.study} ({record.name}), default ring {record.default_ring_cells} cells"

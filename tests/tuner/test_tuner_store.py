@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -242,8 +243,9 @@ def test_a_database_of_something_else_is_refused(
 
 
 def test_a_missing_database_is_not_made_by_reading(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="no trial database"):
-        DuckStore(tmp_path / "t.duckdb", must_exist=True)
+    for how in ({"must_exist": True}, {"read_only": True}):
+        with pytest.raises(StoreError, match="no trial database"):
+            DuckStore(tmp_path / "t.duckdb", **how)
     assert not list(tmp_path.iterdir())
 
 
@@ -251,7 +253,7 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from strata.tuner.store.duck import DuckStore
-store = DuckStore(Path(sys.argv[1]))
+store = DuckStore(Path(sys.argv[1]), read_only=sys.argv[2] == "reads")
 print("open", flush=True)
 time.sleep(60)
 """
@@ -272,19 +274,39 @@ time.sleep(60)
 """
 
 
-def test_a_locked_database_is_one_sentence(tmp_path: Path) -> None:
-    path = tmp_path / "t.duckdb"
+@contextmanager
+def held(path: Path, how: str) -> Iterator[int]:
+    """Have another process read or write the database; yield its id."""
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, str(path), how], stdout=subprocess.PIPE, text=True
     )
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "open\n"
-        with pytest.raises(StoreError, match="another run has it open"):
-            DuckStore(path)
+        yield holder.pid
     finally:
         holder.kill()
         holder.communicate()
+
+
+def test_a_locked_database_is_one_sentence_that_names_who_has_it(tmp_path: Path) -> None:
+    path = tmp_path / "t.duckdb"
+    with held(path, "writes") as holder:
+        with pytest.raises(StoreError, match=rf"process {holder} has it open; wait for it or give"):
+            DuckStore(path)
+        with pytest.raises(StoreError, match=rf"process {holder} is writing it, and nothing can"):
+            DuckStore(path, read_only=True)
+
+
+def test_who_reads_keeps_writers_out_and_no_reader(study: StudyRecord, tmp_path: Path) -> None:
+    path = tmp_path / "t.duckdb"
+    with DuckStore(path) as store:
+        store.add_study(study)
+    with held(path, "reads") as holder:
+        with DuckStore(path, read_only=True) as store:
+            assert store.study("small") == study
+        with pytest.raises(StoreError, match=rf"process {holder} has it open; wait for it or give"):
+            DuckStore(path)
 
 
 def test_committed_rows_survive_sigkill(study: StudyRecord, tmp_path: Path) -> None:

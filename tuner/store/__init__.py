@@ -24,13 +24,16 @@ __all__ = [
 ]
 
 
-def open_database(path: Path, *, must_exist: bool = False) -> DuckStore:
-    """Open the trial database at `path`; raise StoreError where it is locked, newer or foreign."""
+def open_database(path: Path, *, must_exist: bool = False, read_only: bool = False) -> DuckStore:
+    """Open the trial database at `path`; raise StoreError where it is locked, newer or foreign.
+
+    Where it is only read it must be there, stays as it is, and others may read it at once.
+    """
     try:
         from strata.tuner.store.duck import DuckStore
     except ImportError:
         raise StoreError("the trial database needs duckdb: pip install 'strata[tune]'") from None
-    return DuckStore(path, must_exist=must_exist)
+    return DuckStore(path, must_exist=must_exist, read_only=read_only)
 
 
 def import_study(store: TrialStore, path: Path) -> tuple[StudyRecord, int, int]:

@@ -8,8 +8,6 @@ a plan is then measured again by ``--resume``. Nothing is ever made up or change
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -66,28 +64,15 @@ def examine(path: Path, passages_hash: PassagesHash = lambda study: None) -> Exa
     Raises StoreError where it cannot be opened or read at all: another run has it, a newer strata
     wrote it, it is something else, or its blocks are damaged.
     """
-    if not path.is_file():
-        raise StoreError(f"no trial database at {path}; `strata tune` makes one")
     with DuckStore(path, read_only=True) as store:
         version = store.found_version
-        if version > VERSION:
-            raise StoreError(
-                f"{path} was written by a newer strata (schema {version}, this one knows {VERSION})"
-            )
-        if version == VERSION:
-            return _examine(store, version, passages_hash)
-    with tempfile.TemporaryDirectory() as scratch:  # an older schema: look at a migrated copy
-        copy = Path(scratch) / path.name
-        for suffix in ("", ".wal"):
-            part = path.with_name(path.name + suffix)
-            if part.is_file():
-                shutil.copyfile(part, copy.with_name(copy.name + suffix))
-        with DuckStore(copy) as store:
-            found = _examine(store, version, passages_hash)
-    words = (
-        f"schema {version}, and this strata writes {VERSION}; opening it to measure brings it up"
-    )
-    found.findings.insert(0, Finding(state="note", place="schema", message=words))
+        found = _examine(store, version, passages_hash)
+    if version < VERSION:
+        words = (
+            f"schema {version}, and this strata writes {VERSION}; opening it to measure brings it "
+            "up"
+        )
+        found.findings.insert(0, Finding(state="note", place="schema", message=words))
     return found
 
 

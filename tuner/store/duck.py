@@ -1,13 +1,15 @@
 """The store on disk: one DuckDB file, opened by the driver alone.
 
 While a writer has the file no other process can open it, not even to read; so trials return
-their records over a pipe and this process writes them, one transaction a pair. The file is
-attached with an older storage version so that releases of DuckDB before this one can read it.
+their records over a pipe and this process writes them, one transaction a pair. Of readers there
+may be many at once. The file is attached with an older storage version so that releases of DuckDB
+before this one can read it.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,7 +20,7 @@ from typing import Any
 import duckdb
 
 from strata.errors import StoreError
-from strata.tuner.record import COLUMNS, LATER_COLUMNS, TrialRecord
+from strata.tuner.record import COLUMNS, TrialRecord
 from strata.tuner.store.base import Outcome, TrialStore, check_new, check_try
 from strata.tuner.store.migrations import MIGRATIONS, VERSION
 from strata.tuner.study import StudyRecord
@@ -40,13 +42,14 @@ STUDY_COLUMNS = tuple(field.name for field in fields(StudyRecord))
 class DuckStore(TrialStore):
     """Keeps studies and trials in the DuckDB file at `path`, made where it is missing.
 
-    With `read_only` the file stays as it is, its schema included.
+    With `read_only` it must be there and stays as it is; an older schema is brought up to date in
+    memory. `found_version` is the schema that the file has.
     """
 
     def __init__(self, path: Path, *, must_exist: bool = False, read_only: bool = False) -> None:
         self.path = path
         self._read_only = read_only
-        if must_exist and not path.is_file():
+        if (must_exist or read_only) and not path.is_file():
             raise StoreError(f"no trial database at {path}; `strata tune` makes one")
         self._refuse_foreign()
         is_new = not path.exists()
@@ -54,8 +57,10 @@ class DuckStore(TrialStore):
         try:
             self._attach()
             self.found_version = self._version()
-            if not read_only:
-                self._migrate(self.found_version)
+            self._refuse_newer(self.found_version)
+            if read_only and self.found_version < VERSION:
+                self._read_into_memory()
+            self._migrate(self.found_version)
         except BaseException:
             self.close()
             if is_new and path.is_file() and not path.stat().st_size:
@@ -102,7 +107,7 @@ class DuckStore(TrialStore):
 
     def trials(self, study: str) -> list[TrialRecord]:
         """Return the trials of a study by its full key."""
-        rows = self._select("trials", self._trial_columns(), "study = ?", [study])
+        rows = self._select("trials", tuple(COLUMNS), "study = ?", [study])
         return [TrialRecord.from_json(row, origin=str(self.path)) for row in rows]
 
     def trial_ids(self, study: str) -> set[str]:
@@ -190,22 +195,20 @@ class DuckStore(TrialStore):
         with self._reported("cannot be read"):
             return {row[0] for row in self._db.execute("SELECT study FROM studies").fetchall()}
 
-    def _trial_columns(self) -> tuple[str, ...]:
-        """Return the columns that the file has: not all where it stays of an older schema."""
-        with self._reported("cannot be read"):
-            rows = self._db.execute(
-                "SELECT column_name FROM duckdb_columns() "
-                "WHERE database_name = 'db' AND table_name = 'trials'"
-            )
-            here = {row[0] for row in rows.fetchall()}
-        return tuple(name for name in COLUMNS if name in here or name not in LATER_COLUMNS)
-
     def _attach(self) -> None:
         how = "READ_ONLY" if self._read_only else f"STORAGE_VERSION '{STORAGE_VERSION}'"
         with self._reported("cannot be opened"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._db.execute(f"ATTACH {quoted(str(self.path))} AS db ({how})")
             self._db.execute("USE db")
+
+    def _read_into_memory(self) -> None:
+        """Go on with a copy of everything in memory, which may change."""
+        with self._reported("cannot be read"):
+            self._db.execute("ATTACH ':memory:' AS copied")
+            self._db.execute("COPY FROM DATABASE db TO copied")
+            self._db.execute("USE copied")
+            self._db.execute("DETACH db")
 
     def _refuse_foreign(self) -> None:
         """Refuse a file that is no DuckDB database before DuckDB touches it."""
@@ -219,13 +222,15 @@ class DuckStore(TrialStore):
         if head[8:12] != b"DUCK":
             raise StoreError(f"{self.path} is not a trial database; give --db another path")
 
-    def _migrate(self, version: int) -> None:
-        """Bring the schema up to date from `version`, one step a transaction."""
+    def _refuse_newer(self, version: int) -> None:
         if version > VERSION:
             raise StoreError(
                 f"{self.path} was written by a newer strata (schema {version}, this one knows "
                 f"{VERSION}); upgrade strata or give --db another path"
             )
+
+    def _migrate(self, version: int) -> None:
+        """Bring the schema up to date from `version`, one step a transaction."""
         for number, step in enumerate(MIGRATIONS[version:], start=version + 1):
             with self._transaction():
                 if number == 1:
@@ -302,7 +307,8 @@ class DuckStore(TrialStore):
         try:
             yield
         except duckdb.Error as error:
-            raise StoreError(f"{self.path} {what}: {_reason(error)}") from None
+            reason = _reason(error, reading=self._read_only)
+            raise StoreError(f"{self.path} {what}: {reason}") from None
         except OSError as error:
             raise StoreError(f"{self.path} {what}: {error.strerror or error}") from None
         except RuntimeError as error:
@@ -335,12 +341,12 @@ def _columns_of(table: str) -> tuple[str, ...]:
     return STUDY_COLUMNS if table == "studies" else tuple(COLUMNS)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, *, reading: bool) -> str:
     """Return the first sentence of a database error, in plain words for the common ones."""
     text = " ".join(str(error).split())
     first, lowered = text.partition(". ")[0], text.lower()
     if "lock" in lowered and ("conflicting" in lowered or "could not set" in lowered):
-        return "another run has it open; wait for it or give --db another path"
+        return _held(text, reading=reading)
     if "version number" in lowered or "storage version" in lowered:
         return "a newer DuckDB wrote it, so strata did not; give --db another path"
     if any(word in lowered for word in ("no space", "file too large", "could not write")):
@@ -352,3 +358,15 @@ def _reason(error: Exception) -> str:
     if "corrupt" in lowered or "could not read enough" in lowered:
         return f"it is damaged ({first[:200]}); put a copy back, or give --db another path"
     return first[:300]
+
+
+def _held(text: str, *, reading: bool) -> str:
+    """Return who has the file and what to do; readers share it, so only a writer stops a reader."""
+    holder = re.search(r"\(PID (\d+)\)", text)
+    who = f"process {holder.group(1)}" if holder else "another process"
+    if not reading:
+        return f"{who} has it open; wait for it or give --db another path"
+    return (
+        f"{who} is writing it, and nothing can read it meanwhile; wait until it ends, or stop it: "
+        "a sweep goes on with --resume"
+    )
