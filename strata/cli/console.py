@@ -64,8 +64,7 @@ def fail_cleanly() -> Iterator[None]:
         note(f"error: {_one_line(str(error))}")
         raise typer.Exit(error.exit_code) from error
     except BrokenPipeError as error:
-        # The interpreter flushes stdout once more at exit and would complain about the pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_unread()
         raise typer.Exit(EXIT_PIPE_CLOSED) from error
     except OSError as error:
         if error.strerror is None:
@@ -76,6 +75,15 @@ def fail_cleanly() -> Iterator[None]:
     except KeyboardInterrupt as error:
         note("interrupted")
         raise typer.Exit(EXIT_INTERRUPTED) from error
+
+
+def drop_unread() -> None:
+    """Let what nobody reads go nowhere, or the interpreter would complain of it at its end."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import typer
 
 from strata import __version__
 from strata.cli import bench, generate, model, policy, tune
-from strata.cli.console import note, say
+from strata.cli.console import EXIT_PIPE_CLOSED, drop_unread, note, say
 from strata.errors import EXIT_BAD_INPUT
 
 app = typer.Typer(
@@ -53,9 +53,24 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # where the terminal is not UTF-8
     try:
-        app()
+        _run()
+    except BrokenPipeError:
+        drop_unread()
+        sys.exit(EXIT_PIPE_CLOSED)
     except OSError as error:  # the parser's own pages: commands answer for themselves
         if error.strerror is None:
             raise
         note(f"error: {error.strerror}")
         sys.exit(EXIT_BAD_INPUT)
+
+
+def _run() -> None:
+    """Run the app and print what it left to print; a closed pipe is raised, whoever met it."""
+    try:
+        app()
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # rich and typer make it an exit code 1
+            raise end.__context__ from None
+        raise
+    finally:
+        sys.stdout.flush()

@@ -184,6 +184,31 @@ def test_a_reader_that_leaves_ends_the_run_quietly(prompt: Path) -> None:
     assert b"Exception ignored" not in stderr
 
 
+@pytest.mark.parametrize(
+    ("line", "to_both"),
+    [
+        ("--help", False),
+        ("--version", False),
+        ("policy explain --depth 4K --device cpu", False),
+        (f"policy show {TINY.parent.parent}/golden/ring-policy-1.json", False),
+        ("policy explain --depth x", True),
+        ("policy no-such-command", True),
+    ],
+)
+def test_a_pipe_that_nobody_reads_ends_every_command_alike(line: str, to_both: bool) -> None:
+    """The help and errors of the parser, lines, tables, and errors sent after them: 141."""
+    assert COMMAND is not None
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as closed:
+        done = subprocess.run(
+            [COMMAND, *line.split()],
+            stdout=closed, stderr=closed if to_both else subprocess.PIPE, check=False, timeout=120,
+        )  # fmt: skip
+    assert done.returncode == 141
+    assert not done.stderr
+
+
 def test_without_a_stdout_and_on_a_full_one(prompt: Path) -> None:
     """A shell that closed stdout, and a disk that is full: no traceback for either."""
     words = f"{COMMAND} generate --model {TINY} --file {prompt} --max-new 4"
