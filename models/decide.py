@@ -90,7 +90,8 @@ def decide_pairs(pairs: pd.DataFrame, rule: Rule, default_ring_cells: int) -> li
     for (tier_cells, mode), group in pairs.groupby(["tier_cells", "mode"], sort=True):
         mine = [c for c in candidates if (c.tier_cells, c.mode) == (tier_cells, mode)]
         wrong = (group["kind"] == "wrong output").any()
-        entry = _entry(int(tier_cells), str(mode), mine, wrong, default_ring_cells, note)
+        why = note if mine else _silence(group, default_ring_cells)
+        entry = _entry(int(tier_cells), str(mode), mine, wrong, default_ring_cells, why)
         harmless = _is_harmless(entry, group, default_ring_cells, rule)
         entries.append(replace(entry, harmless=harmless))
     return _together(entries, default_ring_cells) if rule.no_regression else entries
@@ -245,6 +246,19 @@ def _entry(
     )
 
 
+def _silence(group: pd.DataFrame, default_ring_cells: int) -> str:
+    """Return why no ring of a (tier, mode) was tested."""
+    rivals = group[group["ring_cells"] != default_ring_cells]
+    if rivals.empty:
+        holds_all = bool(group["default_holds_all"].all())
+        return "no other ring was run" + (
+            ", for the default ring holds the whole context" if holds_all else ""
+        )
+    if not (rivals["kind"] == "ok").any():
+        return "no run of another ring came through"
+    return "no ring came through both search and fresh passages"
+
+
 def _is_harmless(entry: Entry, group: pd.DataFrame, default_ring_cells: int, rule: Rule) -> bool:
     rivals = group[group["ring_cells"] != default_ring_cells]
     if rivals.empty:
@@ -278,12 +292,15 @@ def _together(entries: Sequence[Entry], default_ring_cells: int) -> list[Entry]:
 def _entry_verdict(verdicts: Sequence[str], wrong: bool) -> str:
     """Return the entry's word: what is undecided for one ring is undecided for the entry.
 
+    Where no ring was tested there is no evidence, and nothing that more passages would decide.
     Wrong output cannot be blamed on one of the two arms, so it voids the whole entry.
     """
     if wrong:
         return "invalid"
     if "better" in verdicts:
         return "better"
-    if not verdicts or "undecided" in verdicts:
+    if not verdicts:
+        return "no evidence"
+    if "undecided" in verdicts:
         return "undecided"
     return "equivalent" if "equivalent" in verdicts else "worse"

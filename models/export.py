@@ -81,12 +81,11 @@ def build_table(frame: pd.DataFrame, facts: TableFacts) -> PolicyTable:
 def _table_entry(entry: Entry | None, tier_cells: int, mode: str, facts: TableFacts) -> TableEntry:
     best = entry.best if entry is not None else None
     if entry is None or best is None:
-        wrong = entry is not None and entry.verdict == "invalid"
         return TableEntry(
             tier_cells=tier_cells,
             mode=cast(Mode, mode),
             ring_cells=facts.default_ring_cells,
-            verdict="invalid" if wrong else "no evidence",
+            verdict="no evidence" if entry is None else cast(Verdict, entry.verdict),
             confidence=facts.confidence,
         )
     return TableEntry(

@@ -105,7 +105,8 @@ def levelled(trials: pd.DataFrame) -> pd.DataFrame:
 def pair_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Return one row per (tier, mode, ring, passage, pair), failed pairs kept with their kind.
 
-    `log_ratio` is NaN unless `kind` is ``ok``; `failed_arm` names the arm whose run failed.
+    `log_ratio` is NaN unless `kind` is ``ok``; `failed_arm` names the arm whose run failed;
+    `default_holds_all` says whether the default ring holds the whole context.
     """
     clean = checked(frame)
     clean["_window"] = effective_window_cells(clean)
@@ -121,6 +122,7 @@ def pair_table(frame: pd.DataFrame) -> pd.DataFrame:
 PAIR_COLUMNS = (
     "tier_cells", "mode", "ring_cells", "default_ring_cells", "split", "passage", "depth_cells",
     "pair_id", "kind", "failed_arm", "measure", "log_ratio", "worker",
+    "default_holds_all",
 )  # fmt: skip
 
 
@@ -157,7 +159,9 @@ def _pair_row(runs: list[Run]) -> dict[str, object]:
         )
     }  # fmt: skip
     row |= {"kind": kind, "failed_arm": failed_arm}
-    row["default_ring_cells"] = arms["default"][0]["ring_cells"] if arms["default"] else -1
+    default = arms["default"][0] if arms["default"] else None
+    row["default_ring_cells"] = -1 if default is None else default["ring_cells"]
+    row["default_holds_all"] = bool(default and default["pool_cells"] >= default["context_cells"])
     row["measure"] = measure = "rounds_per_s" if _one_window(runs) else "tok_s"
     row["log_ratio"] = np.nan
     if kind == "ok":

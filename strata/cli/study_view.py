@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
@@ -67,6 +67,17 @@ def entries_table(verdict: StudyVerdict) -> Table:
             "-" if best is None else str(best.passages),
         )
     return grid
+
+
+def silent_lines(verdict: StudyVerdict) -> Iterator[str]:
+    """Yield why entries have no candidate, a line for each reason."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for entry in verdict.entries:
+        if entry.best is None:
+            place = f"{format_cells(entry.tier_cells)} {entry.mode}"
+            places.setdefault((entry.verdict, entry.note), []).append(place)
+    for (word, note), found in places.items():
+        yield f"{word} at {', '.join(found)}: {note}"
 
 
 def candidates_table(verdict: StudyVerdict) -> Table:

@@ -57,7 +57,7 @@ def replay(
 
 @fail_cleanly()
 def verdict(study: StudyArgument, db: DatabaseOption = DATABASE) -> None:
-    """Print better, worse, equivalent or undecided for every entry, and the numbers behind it."""
+    """Print better, worse, equivalent, undecided or no evidence for every entry, and figures."""
     from strata.cli import study_view as view
 
     with needs_extra("strata tune verdict"):
@@ -68,6 +68,8 @@ def verdict(study: StudyArgument, db: DatabaseOption = DATABASE) -> None:
         found = verdict_of(store, record)
     say(f"study {record.study} ({record.name}), default ring {record.default_ring_cells} cells")
     show_table(view.entries_table(found))
+    for line in view.silent_lines(found):
+        say(line)
     show_table(view.candidates_table(found))
     say(view.rule_line(found.rule))
     if found.is_of_one_rule:

@@ -62,6 +62,30 @@ def test_one_passage_decides_nothing() -> None:
     assert {e.verdict for e in entries} == {"undecided"}
 
 
+@pytest.mark.parametrize(
+    ("lost", "note"),
+    [
+        ("other rings", "no other ring was run"),
+        ("other rings' runs", "no run of another ring came through"),
+        ("fresh runs", "no ring came through both search and fresh passages"),
+    ],
+)
+def test_where_no_ring_was_tested_there_is_no_evidence(lost: str, note: str) -> None:
+    frame = study(1, quiet(fresh_passages=3), GAIN)
+    mine = (frame["tier_cells"] == 4_096) & (frame["mode"] == "on")
+    pairs_of_rings = frame.loc[frame["ring_cells"] == 512, "pair_id"].unique()
+    mine &= frame["pair_id"].isin(pairs_of_rings)
+    if lost == "fresh runs":
+        mine &= frame["split"] == "fresh"
+    if lost == "other rings":
+        frame.loc[mine, "ring_cells"] = 1_024
+    else:
+        frame.loc[mine & (frame["arm"] == "arm"), "kind"] = "crash"
+    hit = entry_of(decide(frame, Rule(), 1_024), 4_096, "on")
+    assert (hit.verdict, hit.ring_cells, hit.best, hit.note) == ("no evidence", 1_024, None, note)
+    assert hit.harmless == (lost == "other rings")
+
+
 def test_one_split_pays_for_every_candidate() -> None:
     pairs = pair_table(study(1, quiet(rings_cells=(512, 1_024, 2_048)), GAIN))
     candidates, note = judge(pairs, Rule())

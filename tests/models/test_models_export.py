@@ -92,6 +92,7 @@ def test_what_was_never_measured_says_so() -> None:
 def test_nothing_but_failures_is_no_evidence(tmp_path: Path) -> None:
     table = build_table(study(1, DESIGN).assign(kind="crash"), facts())
     assert {e.verdict for e in table.entries} == {"no evidence"}
+    assert table.provenance["decision_4096_on"] == "no run of another ring came through"
     save_table(table, tmp_path / "table.json")
 
 

@@ -87,6 +87,28 @@ def test_every_entry_has_its_word_and_its_numbers() -> None:
     assert taken(store, study)[64, "off"] == ("better", 32)
 
 
+def test_a_tier_that_the_default_ring_holds_has_no_evidence(tmp_path: Path) -> None:
+    """Verdict and table say the same word of it, and it keeps no other tier from its ring."""
+    text = ONE_RING.replace("rings = [32]", "rings = [64]").replace(
+        "default_ring = 64", "default_ring = 128"
+    )
+    plan = parse_plan(text + DECIDE.format(rule="no-regression"), origin="test")
+    study = create_study(ArmGrid(plan, 128), FACTS, created_at="2026-01-02T03:04:05+00:00")
+    path = tmp_path / "t.duckdb"
+    with DuckStore(path) as store:
+        fill(store, study, faster_at_64)
+        words = {(e.tier_cells, e.mode): e.verdict for e in verdict_of(store, study).entries}
+        assert words == {place: word for place, (word, _) in taken(store, study).items()}
+    assert words[32, "off"] == words[32, "on"] == "no evidence"
+    assert words[64, "off"] == "better"
+    result = CliRunner().invoke(app, ["verdict", study.study, "--db", str(path)])
+    assert result.exit_code == 0, result.stderr
+    line = (
+        "no evidence at 32 off, 32 on: no other ring was run, for the default ring holds the whole"
+    )
+    assert line in result.stdout
+
+
 def test_the_seeds_rule_takes_all_rings_or_none() -> None:
     study = study_of(ONE_RING + DECIDE.format(rule="no-regression"))
     every, none = MemoryStore(), MemoryStore()
