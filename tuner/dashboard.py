@@ -42,7 +42,6 @@ def export_optuna(store: TrialStore, key: str, path: Path) -> tuple[str, int]:
     name = f"{study.name}-{study.study}"
     scratch: Path | None = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         handle, text = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".db", dir=path.parent)
         os.close(handle)
         scratch = Path(text)

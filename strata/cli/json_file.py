@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from strata.errors import UsageError
+from strata.cli.output_file import check_output_file
 
 
 def check_json_target(target: str | None) -> None:
     """Raise UsageError now where nothing could be written when the work is over."""
-    if target in (None, "-"):
-        return
-    path = Path(target)
-    if not path.parent.is_dir():
-        raise UsageError(f"--json: {path.parent} is no folder")
-    if path.is_dir():
-        raise UsageError(f"--json: {path} is a folder; give a file")
-    try:
-        real = path.resolve()
-    except RuntimeError:  # what Python 3.11 makes of a link that ends in itself
-        raise UsageError(f"--json: {path} is a link that ends in itself") from None
-    # A file is written beside itself and renamed; a device is written to.
-    place = real if real.exists() and not real.is_file() else real.parent
-    if not os.access(place, os.W_OK):
-        raise UsageError(f"--json: {place} may not be written to; name another place")
+    if target is not None and target != "-":
+        check_output_file(Path(target), "--json")
 
 
 def write_json(target: str, result: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from strata.cli import model_predict
 from strata.cli.console import fail_cleanly, needs_extra, say, show_table
 from strata.cli.json_file import check_json_target, write_json
 from strata.cli.model_fit import check_trials, fit_study
+from strata.cli.output_file import check_output_file
 from strata.cli.tune_options import DATABASE_NAME, DEFAULT_OUT, DatabaseOption, StudyArgument
 
 DATABASE = DEFAULT_OUT / DATABASE_NAME
@@ -47,6 +48,8 @@ def fit(
     """Fit the cost model to a stored study and write its numbers as JSON."""
     from strata.cli import model_view as view
 
+    if out is not None:
+        check_output_file(out, "--out")
     with needs_extra("strata model fit"):
         from strata.models.model_file import save_model
         from strata.tuner.drive import study_folder

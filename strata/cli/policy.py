@@ -11,6 +11,7 @@ import typer
 from strata.cli import policy_tables
 from strata.cli import session_options as opt
 from strata.cli.console import fail_cleanly, needs_extra, note, say, show_table, warn
+from strata.cli.output_file import check_output_file
 from strata.cli.policy_view import (
     backtest_notes,
     backtest_table,
@@ -167,6 +168,8 @@ def export(
     ] = None,
 ) -> None:
     """Fit a stored study and write its policy table."""
+    if output is not None:
+        check_output_file(output, "--out")
     with needs_extra("strata policy export"):
         from strata.tuner.conclude import conclude, usage_line
         from strata.tuner.store import open_database

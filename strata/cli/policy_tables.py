@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from strata.cli.console import fail_cleanly, needs_extra, note, say, show_table
+from strata.cli.output_file import check_output_file
 from strata.cli.policy_view import checked_table, diff_entries, diff_facts
 from strata.cli.tune_options import DeviceOption
 from strata.errors import EXIT_WRONG_RESULT, TableError, UsageError
@@ -61,6 +62,7 @@ def merge(
     """
     if len(files) < 2:
         raise UsageError("name at least two tables to join")
+    check_output_file(output, "--out")
     merged = merge_tables(
         [NamedTable(str(file), load_table(file)) for file in files], newest=newest
     )
@@ -83,6 +85,7 @@ def declare_(
         raise UsageError(f"--field: {field!r} is none of {', '.join(DECLARABLE)}")
     if not reason.strip():
         raise UsageError("--reason: say why; it is kept in the table")
+    check_output_file(output, "--out")
     told = declare(load_table(file), field=field, value=_typed(field, value), reason=reason)
     save_table(told, output)
     say(f"{output}: obeyed where {field} is {value}, too")

@@ -18,6 +18,7 @@ from strata.cli.console import (
     say,
     show_table,
 )
+from strata.cli.output_file import check_output_file
 from strata.cli.tune_options import (
     DATABASE_NAME,
     DEFAULT_OUT,
@@ -121,6 +122,7 @@ def run_trials(
 
     Where the plan's axes make several studies, each has a file with its name before FILE's.
     """
+    check_output_file(jsonl, "--jsonl")
     with needs_extra("strata tune run-trials"):
         from strata.tuner.store import JsonlStore
     chosen = _load_plan(plan, model)

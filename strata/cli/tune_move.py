@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from strata.cli.console import fail_cleanly, needs_extra, note, say, show_table
+from strata.cli.output_file import check_output_file, check_parent
 from strata.cli.tune_options import (
     DATABASE_NAME,
     DEFAULT_OUT,
@@ -69,6 +70,12 @@ def export(
     """Write one study of the database as files that `strata tune import` reads, or for Optuna."""
     if jsonl is None and parquet is None and optuna is None:
         raise UsageError("say where to: --jsonl FILE, --parquet FOLDER or --optuna FILE")
+    if jsonl is not None:
+        check_output_file(jsonl, "--jsonl")
+    if parquet is not None:
+        check_parent(parquet, "--parquet")
+    if optuna is not None:
+        check_output_file(optuna, "--optuna")
     with needs_extra("strata tune export"):
         from strata.tuner.dashboard import export_optuna
         from strata.tuner.store import export_jsonl, open_database

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from strata.cli.console import fail_cleanly, needs_extra, note, say, show_table
+from strata.cli.output_file import check_output_file
 from strata.cli.tune_options import DATABASE_NAME, DEFAULT_OUT, DatabaseOption, StudyArgument
 
 DATABASE = DEFAULT_OUT / DATABASE_NAME
@@ -42,6 +43,7 @@ def replay(
         from strata.tuner.store import open_database
     if out is not None:
         check_picture(out)
+        check_output_file(out, "--out")
     with open_database(db, read_only=True) as store:
         record = store.study(study)
         recorded = RecordedGrid.load(store, record)

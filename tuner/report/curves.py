@@ -28,11 +28,9 @@ COLOURS = {
 
 
 def check_picture(path: Path) -> None:
-    """Raise UsageError now where no picture could be written when the work is over."""
+    """Raise UsageError now where no picture could be drawn when the work is over."""
     if path.suffix not in FORMATS:
         raise UsageError(f"--out: {path.name!r} ends in none of {', '.join(FORMATS)}")
-    if not path.parent.is_dir():
-        raise UsageError(f"--out: {path.parent} is no folder")
 
 
 def draw_replays(replays: Sequence[Replay], path: Path) -> None:

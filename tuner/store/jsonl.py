@@ -92,7 +92,6 @@ def export_jsonl(store: TrialStore, study: str, path: Path) -> int:
     trials = store.trials(record.study)
     lines = [_study_line(record), *(trial.to_line() for trial in trials)]
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         beside(path).unlink(missing_ok=True)
         write_whole(path, "".join(line + "\n" for line in lines).encode())
         if path.is_file():

@@ -39,7 +39,6 @@ def export_parquet(store: DuckStore, key: str, folder: Path) -> int:
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise StoreError(f"{folder} is there already; name a folder that is not")
-        folder.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         rows = {
             name: store.copy_rows(table, study, scratch / name)
