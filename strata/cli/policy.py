@@ -20,7 +20,7 @@ from strata.cli.policy_view import (
     table_facts,
 )
 from strata.cli.tune_options import DATABASE_NAME, DEFAULT_OUT
-from strata.config import DEFAULT_MAX_NEW, PAGE_CELLS, Victims
+from strata.config import DEFAULT_MAX_NEW, PAGE_CELLS
 from strata.errors import TableError, UsageError
 from strata.policy import load_table, parse_resident, save_table, user_folder
 from strata.policy.explain import Question, explain_ring
@@ -93,7 +93,8 @@ def explain(
     kv_resident: opt.KvResident = None,
     kv_ring_default: opt.KvRingDefault = None,
     kv_evict: Annotated[
-        Victims | None, typer.Option(help="Whose slot a missing page takes.")
+        str | None,
+        typer.Option(metavar="|".join(opt.VICTIMS), help="Whose slot a missing page takes."),
     ] = None,
     kv_select: Annotated[
         str | None, typer.Option(metavar="CELLS|depth/N", help="Cells a row reads; 0 is all.")
@@ -117,7 +118,7 @@ def explain(
         kv_ring_default=kv_ring_default,
         kv_ring_policy=policy,
         kv_ring_table=table,
-        kv_evict=kv_evict or "clock",
+        kv_evict=opt.DEFAULT_EVICT if kv_evict is None else kv_evict,
         kv_select="0" if kv_select is None else kv_select,
         kv_page=PAGE_CELLS if kv_page is None else kv_page,
         vram_budget=vram_budget,
@@ -140,7 +141,7 @@ def explain(
         page_cells=kv_page,
         select=None if kv_select is None else str(config.kv.selection),
         mtp_window=None if mtp_window is None else "auto" if window is None else window,
-        victims=kv_evict,
+        victims=None if kv_evict is None else config.kv.victims,
         vram_budget_bytes=config.vram_budget_bytes,
     )
     explanation = explain_ring(question, os.environ)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar, get_args
 
 import typer
 
@@ -24,8 +24,12 @@ from strata.units import parse_bytes, parse_cells
 
 _RING, _DRAFTER = "K/V ring", "Drafter"
 
+Word = TypeVar("Word", bound=str)
+
 AUTO = "auto"
-DEFAULT_EVICT = KvConfig().victims
+VICTIMS: tuple[Victims, ...] = get_args(Victims)
+PREFETCH: tuple[Prefetch, ...] = get_args(Prefetch)
+DEFAULT_EVICT: str = KvConfig().victims
 DEFAULT_SELECT = str(KvConfig().selection)
 DEFAULT_MIN_P = SpecConfig().min_p
 
@@ -58,7 +62,10 @@ KvRingTable = Annotated[
     typer.Option(metavar="FILE", help="Policy table for `learned`.", rich_help_panel=_RING),
 ]
 KvEvict = Annotated[
-    Victims, typer.Option(help="Whose slot a missing page takes.", rich_help_panel=_RING)
+    str,
+    typer.Option(
+        metavar="|".join(VICTIMS), help="Whose slot a missing page takes.", rich_help_panel=_RING
+    ),
 ]
 KvSelect = Annotated[
     str,
@@ -94,9 +101,10 @@ NoGraphs = Annotated[
     ),
 ]
 PrefetchWhat = Annotated[
-    Prefetch | None,
+    str | None,
     typer.Option(
         "--prefetch",
+        metavar="|".join(PREFETCH),
         help="Fetch pages of the next round, experts of the next layer, before they are asked for; "
         f"unset is {DEFAULT_PREFETCH}.",
         rich_help_panel="Memory",
@@ -137,13 +145,13 @@ def session_config(
     kv_ring_default: str | None = None,
     kv_ring_policy: str | None = None,
     kv_ring_table: str | None = None,
-    kv_evict: Victims = DEFAULT_EVICT,
+    kv_evict: str = DEFAULT_EVICT,
     kv_select: str = DEFAULT_SELECT,
     kv_page: int = PAGE_CELLS,
     vram_budget: str | None = None,
     max_context: str | None = None,
     no_graphs: bool = False,
-    prefetch: Prefetch | None = None,
+    prefetch: str | None = None,
     spec: str | None = None,
     no_mtp: bool = False,
     spec_min_p: float = DEFAULT_MIN_P,
@@ -154,7 +162,7 @@ def session_config(
         kv=KvConfig(
             resident_cells=parse_resident(kv_resident),
             ring_default_cells=_cells("--kv-ring-default", kv_ring_default),
-            victims=kv_evict,
+            victims=one_of(VICTIMS, kv_evict, name="--kv-evict"),
             selection=Selection.parse(kv_select),
             page_cells=kv_page,
         ),
@@ -169,9 +177,20 @@ def session_config(
             None if vram_budget is None else parse_bytes(vram_budget, name="--vram-budget")
         ),
         rounds="launched" if no_graphs else "captured",
-        prefetch=prefetch,
+        prefetch=None if prefetch is None else one_of(PREFETCH, prefetch, name="--prefetch"),
         max_context_cells=_cells("--max-context", max_context),
     )
+
+
+def one_of(words: tuple[Word, ...], text: str, *, name: str) -> Word:
+    """Return the word that `text` is, in any case; raise UsageError, naming `name`, for others.
+
+    The parser's own choices would answer with the words of the library that checks them.
+    """
+    word = text.strip().lower()
+    if word not in words:
+        raise UsageError(f"{name}: {text!r} is not one of {', '.join(words)}")
+    return word
 
 
 def _cells(name: str, text: str | None) -> int | None:

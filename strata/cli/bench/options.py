@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar, cast, get_args
+from typing import Annotated, Literal, TypeVar
 
 import typer
 
 from strata.bench.spread import MIN_REPEATS
+from strata.cli.session_options import PREFETCH, one_of
 from strata.config import MAX_DRAFTS, Prefetch
 from strata.errors import UsageError
 from strata.units import parse_bytes, parse_cells
@@ -84,10 +85,7 @@ def parse_ring(word: str) -> int | None:
 
 def parse_prefetch(word: str) -> Prefetch:
     """Return what is fetched ahead; raise UsageError for a word that says nothing of the kind."""
-    if word.lower() not in get_args(Prefetch):
-        known = ", ".join(get_args(Prefetch))
-        raise UsageError(f"--prefetch: {word!r} is none of {known}")
-    return cast("Prefetch", word.lower())
+    return one_of(PREFETCH, word, name="--prefetch")
 
 
 def parse_budget(word: str) -> int | None:
