@@ -14,6 +14,7 @@ from typing import Literal
 from strata.errors import UsageError
 
 PAGE_CELLS = 16
+MAX_PAGE_CELLS = 1_024
 DEFAULT_RING_CELLS = {"cuda": 32_768, "cpu": 1_024}
 DEFAULT_MAX_NEW = 256
 MAX_DRAFTS = 7
@@ -126,6 +127,18 @@ class SessionConfig:
     max_context_cells: int | None = None
     """None is the session's need (one `generate`); a served conversation names its own."""
 
+    def check(self) -> None:
+        """Raise UsageError for what no model could make right."""
+        spec, page = self.spec, self.kv.page_cells
+        if not 0 <= spec.min_p <= 1:
+            raise UsageError(f"--spec-min-p: {spec.min_p} is outside 0 to 1")
+        if (spec.window_cells or 0) < 0:
+            raise UsageError(f"--mtp-window: {spec.window_cells} is negative; 0 reads everything")
+        if spec.drafts not in (None, "auto") and not 0 <= int(spec.drafts) <= MAX_DRAFTS:
+            raise UsageError(f"--spec: {spec.drafts} is outside 0 to {MAX_DRAFTS}")
+        if not 1 <= page <= MAX_PAGE_CELLS:
+            raise UsageError(f"--kv-page: {page} is outside 1 to {MAX_PAGE_CELLS} cells")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -139,3 +152,19 @@ class SamplingParams:
     seed: int = 0
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+
+    def check(self) -> None:
+        """Raise UsageError for what nothing can be drawn by."""
+        for name, value, low, high in (
+            ("--temperature", self.temperature, 0.0, 100.0),
+            ("--top-p", self.top_p, 0.0, 1.0),
+            ("--min-p", self.min_p, 0.0, 1.0),
+        ):
+            if not low <= value <= high:
+                raise UsageError(f"{name}: {value} is outside {low:g} to {high:g}")
+        if self.top_k < 0:
+            raise UsageError(f"--top-k: {self.top_k} is negative; 0 keeps every token")
+        if not 0 <= self.seed < 2**64:
+            raise UsageError(f"--seed: {self.seed} is outside 0 to 2^64 - 1")
+        if self.max_new < 1:
+            raise UsageError(f"--max-new: {self.max_new} is less than 1")

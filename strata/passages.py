@@ -42,18 +42,24 @@ def read_document(document: Document) -> str:
     return lzma.decompress((FOLDER / document.file).read_bytes()).decode("utf-8")
 
 
+def parse_passage(spec: str) -> tuple[int, int]:
+    """Return the cells and the seed of ``CELLS[:SEED]``; raise UsageError for what is none."""
+    size, _, seed = spec.partition(":")
+    cells = parse_cells(size, name="--passage")
+    if cells < 1 or not re.fullmatch(r"[0-9]{0,18}", seed):
+        raise UsageError(f"--passage: {spec!r} is not CELLS or CELLS:SEED, like 4096:3")
+    return cells, int(seed or 0)
+
+
 def load_passage(spec: str, tokenizer: Tokenizer) -> list[int]:
     """Return the ids of passage ``CELLS[:SEED]``: the first CELLS of document SEED.
 
     Seeds count documents and wrap around. Raises UsageError for a spec that is none and for a
     document that is shorter.
     """
-    size, _, seed = spec.partition(":")
-    cells = parse_cells(size, name="--passage")
-    if cells < 1 or not re.fullmatch(r"[0-9]{0,18}", seed):
-        raise UsageError(f"--passage: {spec!r} is not CELLS or CELLS:SEED, like 4096:3")
+    cells, seed = parse_passage(spec)
     listed = documents()
-    document = listed[int(seed or 0) % len(listed)]
+    document = listed[seed % len(listed)]
     text = read_document(document)
     # A token is at most a few characters, so a prefix is enough; the cut may split the last word.
     ids: list[int] = []

@@ -11,7 +11,6 @@ from __future__ import annotations
 import torch
 
 from strata.config import SamplingParams
-from strata.errors import UsageError
 from strata.kernels.head.keep import keep_likely
 from strata.noise import gumbel
 
@@ -23,7 +22,7 @@ class Sampler:
     """Pick tokens by `params`; temperature 0 is greedy and draws no noise."""
 
     def __init__(self, params: SamplingParams) -> None:
-        _check(params)
+        params.check()
         self.params = params
 
     @property
@@ -61,19 +60,3 @@ class Sampler:
         scaled = logits / p.temperature
         kept = keep_likely(logits, scaled, top_k=p.top_k, top_p=p.top_p, min_p=p.min_p)
         return scaled.masked_fill(~kept, -torch.inf)
-
-
-def _check(p: SamplingParams) -> None:
-    for name, value, low, high in (
-        ("--temperature", p.temperature, 0.0, 100.0),
-        ("--top-p", p.top_p, 0.0, 1.0),
-        ("--min-p", p.min_p, 0.0, 1.0),
-    ):
-        if not low <= value <= high:
-            raise UsageError(f"{name}: {value} is outside {low:g} to {high:g}")
-    if p.top_k < 0:
-        raise UsageError(f"--top-k: {p.top_k} is negative; 0 keeps every token")
-    if not 0 <= p.seed < 2**64:
-        raise UsageError(f"--seed: {p.seed} is outside 0 to 2^64 - 1")
-    if p.max_new < 1:
-        raise UsageError(f"--max-new: {p.max_new} is less than 1")

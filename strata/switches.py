@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from strata.config import (
     DEFAULT_PREFETCH,
     DEFAULT_RING_CELLS,
-    MAX_DRAFTS,
     MAX_ROWS,
     SessionConfig,
 )
@@ -31,18 +30,11 @@ from strata.policy import (
 
 
 def resolve_drafts(model: LanguageModel, config: SessionConfig) -> int | str:
-    """Return the drafts a round, or "auto"; raise UsageError for what cannot be drafted."""
+    """Return the drafts a round, or "auto"; raise UsageError for switches that cannot be."""
+    config.check()
     drafts = config.spec.drafts
-    if not 0 <= config.spec.min_p <= 1:
-        raise UsageError(f"--spec-min-p: {config.spec.min_p} is outside 0 to 1")
-    if (config.spec.window_cells or 0) < 0:
-        raise UsageError(
-            f"--mtp-window: {config.spec.window_cells} is negative; 0 reads everything"
-        )
     if drafts is None:
         return 1 if model.has_mtp else 0
-    if drafts != "auto" and not 0 <= int(drafts) <= MAX_DRAFTS:
-        raise UsageError(f"--spec: {drafts} is outside 0 to {MAX_DRAFTS}")
     if drafts and not model.has_mtp:
         raise UsageError(f"--spec: {model.folder} has no MTP layer to draft with; use --spec 0")
     return drafts
@@ -61,8 +53,6 @@ def session_demand(
     Raises UsageError for sizes that model or switches do not allow.
     """
     page = config.kv.page_cells
-    if not 1 <= page <= 1024:
-        raise UsageError(f"--kv-page: {page} is outside 1 to 1024 cells")
     if prompt_cells < 1:
         raise UsageError("the prompt is empty; give at least one token")
     positions = model.config.max_positions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +15,7 @@ from strata.cli.json_file import check_json_target, write_json
 from strata.config import PAGE_CELLS, SamplingParams
 from strata.errors import UsageError
 from strata.openmp import calm
+from strata.policy import check_policy
 
 if TYPE_CHECKING:
     from strata.lm import LanguageModel
@@ -112,6 +114,9 @@ def generate(
         stop=tuple(stop or ()),
         ignore_eos=ignore_eos,
     )
+    config.check()
+    params.check()
+    check_policy(policy=config.policy, table=config.table, environ=os.environ)
     if "" in params.stop:
         raise UsageError("--stop: an empty text ends nothing; give at least one character")
     check_json_target(json_file)
@@ -120,10 +125,11 @@ def generate(
     calm()
     from strata.device import set_decode_threads
     from strata.lm import bundled_model_path, load_model
-    from strata.sampling import Sampler
+    from strata.passages import parse_passage
     from strata.session import create_session
 
-    Sampler(params)
+    if passage is not None:
+        parse_passage(passage)
     set_decode_threads(threads)
     loaded = load_model(model or bundled_model_path(), device)
     ids = _prompt_ids(loaded, text, passage)

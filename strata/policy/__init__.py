@@ -12,7 +12,12 @@ from strata.policy.request import (
     round_down,
     round_up,
 )
-from strata.policy.resolve import ResolvedPolicy, parse_policy, resolve_policy
+from strata.policy.resolve import (
+    ResolvedPolicy,
+    check_policy,
+    parse_policy,
+    resolve_policy,
+)
 from strata.policy.rules import choose_ring
 from strata.policy.search import find_table, search_folders, shipped_folder, user_folder
 from strata.policy.table import Declaration, Entry, PolicyTable, Verdict
@@ -34,6 +39,7 @@ __all__ = [
     "RingRequest",
     "Tier",
     "Verdict",
+    "check_policy",
     "choose_ring",
     "differences",
     "dump_table",

@@ -14,6 +14,7 @@ from strata.config import (
     DEFAULT_MAX_NEW,
     DEFAULT_RING_CELLS,
     MAX_DRAFTS,
+    MAX_PAGE_CELLS,
     PAGE_CELLS,
     Selection,
 )
@@ -28,7 +29,6 @@ from strata.policy.search import read_folders
 from strata.policy.table import PolicyTable
 from strata.policy.table_file import load_table
 
-MAX_PAGE_CELLS = 1_024
 UNKNOWN = "unknown"
 _DTYPE = {"cuda": "bfloat16", "cpu": "float32"}
 

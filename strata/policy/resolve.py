@@ -46,6 +46,14 @@ def parse_policy(text: str, *, name: str) -> PolicyName:
     return word
 
 
+def check_policy(
+    *, policy: str | None, table: str | Path | None, environ: Mapping[str, str]
+) -> None:
+    """Raise what `resolve_policy` would raise of the same words, before a model is there."""
+    name, _, _ = settle_policy(policy, environ)
+    _named_table(name, table, environ)
+
+
 def resolve_policy(
     *,
     policy: str | None,
@@ -62,14 +70,8 @@ def resolve_policy(
     names one. Raises UsageError for a spelling and TableError for a named table that is no good.
     """
     name, origin, warnings = settle_policy(policy, environ)
-    named = str(table) if table is not None else None
-    table_name = TABLE_SWITCH
-    if named is None and name == "learned":
-        named, table_name = read_text(environ, KV_RING_TABLE), KV_RING_TABLE
-    if named is not None:
-        if not named.strip():
-            raise UsageError(f"{table_name}: an empty path names no table")
-        loaded = load_table(named)
+    if (read := _named_table(name, table, environ)) is not None:
+        named, loaded = read
         if name != "learned":
             warnings.append(f"{TABLE_SWITCH} {named} is not consulted by the {name} policy")
             return ResolvedPolicy(policy=name, policy_origin=origin, warnings=tuple(warnings))
@@ -93,6 +95,20 @@ def resolve_policy(
         table_origin=str(found.path) if found else looked,
         warnings=tuple(warnings),
     )
+
+
+def _named_table(
+    name: PolicyName, table: str | Path | None, environ: Mapping[str, str]
+) -> tuple[str, PolicyTable] | None:
+    """Return the path and the table that the switch names, or for `learned` the variable."""
+    named, table_name = None if table is None else str(table), TABLE_SWITCH
+    if named is None and name == "learned":
+        named, table_name = read_text(environ, KV_RING_TABLE), KV_RING_TABLE
+    if named is None:
+        return None
+    if not named.strip():
+        raise UsageError(f"{table_name}: an empty path names no table")
+    return named, load_table(named)
 
 
 def settle_policy(

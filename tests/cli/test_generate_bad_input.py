@@ -94,6 +94,31 @@ def test_switches_that_cannot_be(words: list[str], sentence: str) -> None:
     assert sentence in refused("def f(", *words)
 
 
+BEFORE = ["--max-new 0", "--spec 8", "--spec -1", "--spec-min-p 1.5", "--mtp-window -4",
+          "--kv-page 0", "--kv-ring-policy best", "--kv-ring-table /nowhere/t.json",
+          "--temperature -1", "--seed -1", "--threads 0"]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", BEFORE)
+def test_what_no_model_makes_right_is_refused_before_one_is_loaded(
+    line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strata.lm.load_model", _too_late)
+    word, value = line.split()
+    assert value in refused("def f(", word, value)
+
+
+def test_a_passage_that_is_none_is_refused_before_a_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("strata.lm.load_model", _too_late)
+    assert "--passage" in refused("--passage", "512:x")
+
+
+def _too_late(*args: object) -> None:
+    raise AssertionError("a model was loaded first")
+
+
 @pytest.mark.parametrize(
     "words",
     [
