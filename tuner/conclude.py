@@ -111,10 +111,11 @@ def usage_line(study: StudyRecord, table_path: str) -> str:
     words = ["--kv-ring-policy", "learned", "--kv-ring-table", table_path]
     if plan.model != "bundled":
         words += ["--model", plan.model]
-    words += ["--spec", str(session.drafts if "on" in plan.grid.modes else 0)]
+    drafting = "on" in plan.grid.modes
+    words += ["--spec", str(session.drafts if drafting else 0)]
     if plan.grid.default_ring != "auto":
         words += ["--kv-ring-default", str(study.default_ring_cells)]
-    if session.mtp_window != "auto":
+    if drafting and session.mtp_window != "auto":
         words += ["--mtp-window", str(session.mtp_window)]
     if session.select != "0":
         words += ["--kv-select", session.select]

@@ -137,6 +137,8 @@ def generate(
     if device == "auto" and loaded.device.type == "cpu":
         note("no CUDA device: running on the CPU in float32")
     warn(session.warnings)
+    if not session.drafts:
+        warn(opt.idle_drafter_switches(config.spec))
     note(session.decision.log_line)
     _run(session, ids, params, json_file)
 

@@ -182,6 +182,21 @@ def session_config(
     )
 
 
+def idle_drafter_switches(spec: SpecConfig) -> list[str]:
+    """Return a warning where switches of the drafter are given to a session without one."""
+    given = [
+        name
+        for name, is_given in (
+            ("--spec-min-p", spec.min_p != DEFAULT_MIN_P),
+            ("--mtp-window", spec.window_cells is not None),
+        )
+        if is_given
+    ]
+    if not given:
+        return []
+    return [f"{' and '.join(given)} {'do' if len(given) > 1 else 'does'} nothing: no drafter runs"]
+
+
 def one_of(words: tuple[Word, ...], text: str, *, name: str) -> Word:
     """Return the word that `text` is, in any case; raise UsageError, naming `name`, for others.
 

@@ -194,6 +194,23 @@ def test_a_ring_below_the_minimum_is_raised_with_one_warning() -> None:
     assert json.loads(result.stdout)["ring_cells"] == 32
 
 
+@pytest.mark.parametrize(
+    ("line", "given"),
+    [
+        ("--spec 0 --spec-min-p 0.5", "--spec-min-p does"),
+        ("--no-mtp --mtp-window 64", "--mtp-window does"),
+        ("--spec 0 --mtp-window 0 --spec-min-p 0.5", "--spec-min-p and --mtp-window do"),
+        ("--spec 0 --mtp-window auto", ""),
+        ("--spec 1 --mtp-window 64 --spec-min-p 0.5", ""),
+    ],
+)
+def test_drafter_switches_without_a_drafter_are_said_to_do_nothing(line: str, given: str) -> None:
+    result = generate("def f(", "--max-new", 2, *line.split())
+    assert result.exit_code == 0
+    warnings = [line for line in result.stderr.splitlines() if line.startswith("warning: ")]
+    assert warnings == ([f"warning: {given} nothing: no drafter runs"] if given else [])
+
+
 def write_limit(size: int) -> None:
     import resource
 

@@ -157,4 +157,6 @@ def test_the_usage_line_names_what_the_fingerprint_needs(study: StudyRecord) -> 
 def test_the_usage_line_of_a_sweep_without_the_drafter_turns_it_off() -> None:
     plan = parse_plan(SMALL_PLAN.replace("rings =", "modes = ['off']\nrings ="), origin="small")
     study = create_study(ArmGrid(plan, 64), FACTS, created_at="2026-01-02T03:04:05+00:00")
-    assert "--spec 0 " in usage_line(study, "t.json")
+    line = usage_line(study, "t.json")
+    assert "--spec 0 " in line
+    assert "--mtp-window" not in line, "no drafter would read it, and no table asks for it"
