@@ -63,11 +63,22 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def set_decode_threads(count: int | None) -> None:
-    """Let `count` CPU threads decode, DECODE_THREADS where it is None; raise UsageError else."""
+def set_decode_threads(count: int | None) -> list[str]:
+    """Let `count` CPU threads decode, DECODE_THREADS where it is None; return what to warn of.
+
+    More threads than cores compute the same, but each step waits for all of them. Raises
+    UsageError for a count that cannot be.
+    """
     if count is not None and not 1 <= count <= MAX_THREADS:
         raise UsageError(f"--threads: {count} is outside 1 to {MAX_THREADS}")
     torch.set_num_threads(count or DECODE_THREADS)
+    cores = _usable_cores()
+    if count is None or count <= cores:
+        return []
+    return [
+        f"--threads {count} is more than the {cores} CPU cores that this process may use; "
+        "decoding is slower than with as many threads as cores"
+    ]
 
 
 @contextmanager

@@ -130,7 +130,7 @@ def generate(
 
     if passage is not None:
         parse_passage(passage)
-    set_decode_threads(threads)
+    warn(set_decode_threads(threads))
     loaded = load_model(model or bundled_model_path(), device)
     ids = _prompt_ids(loaded, text, passage)
     session = create_session(loaded, config, prompt_cells=len(ids), max_new=max_new)

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from generate_samples import generate, one_sentence, refused, spawn, stats
 
 from strata.files import write_whole
@@ -209,6 +210,21 @@ def test_drafter_switches_without_a_drafter_are_said_to_do_nothing(line: str, gi
     assert result.exit_code == 0
     warnings = [line for line in result.stderr.splitlines() if line.startswith("warning: ")]
     assert warnings == ([f"warning: {given} nothing: no drafter runs"] if given else [])
+
+
+def test_more_threads_than_cores_are_taken_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = torch.get_num_threads()
+    monkeypatch.setattr("strata.device._usable_cores", lambda: 2)
+    try:
+        for threads, warned in ((2, 0), (3, 1)):
+            result = generate("def f(", "--max-new", 2, "--threads", threads)
+            assert result.exit_code == 0
+            assert result.stderr.count("warning: ") == warned
+        assert "--threads 3 is more than the 2 CPU cores" in result.stderr
+    finally:
+        torch.set_num_threads(before)
 
 
 def write_limit(size: int) -> None:

@@ -76,7 +76,7 @@ def command(
     from strata.device import device_name, set_decode_threads
     from strata.lm import bundled_model_path, load_model
 
-    set_decode_threads(threads)
+    warn(set_decode_threads(threads))
     loaded = load_model(model or bundled_model_path(), device)
     pooled = config.vram_budget_bytes is not None
     check(loaded, selected=not config.kv.selection.is_dense, pooled=pooled)

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from strata.cli.bench import options as opt
 from strata.cli.bench.report import check, progress, show_spread
-from strata.cli.console import fail_cleanly, note, say, show_table
+from strata.cli.console import fail_cleanly, note, say, show_table, warn
 from strata.cli.json_file import check_json_target, write_json
 from strata.errors import UsageError
 from strata.openmp import calm
@@ -89,7 +89,7 @@ def command(
     names = bench.default_peers(where) if peers is None else opt.parse_list(peers, str)
     bench.check_peers(names, where)
     library = bench.import_transformers()
-    set_decode_threads(threads)
+    warn(set_decode_threads(threads))
     loaded = load_model(model or bundled_model_path(), device)
     if depths is None:
         depths = [opt.parse_depth(DEFAULT_DEPTH[where.type])]
