@@ -37,6 +37,8 @@ TARGETS = ("driver", "server", "trial")
 WEIGHTS = (2, 1, 3)
 LONGEST_PAUSE_S = 1.2
 """Between a kill and the next one; a trial takes about a quarter of a second."""
+MOST_GIVEN_UP = 20
+"""Drivers that may end by themselves; one that always does would be started for ever."""
 
 PLAN = """
 name = "kill"
@@ -90,7 +92,7 @@ class Sweep:
         self.setup = setup
         self.log = folder / "driver.log"
         self._started_at = 0
-        folder.mkdir(parents=True)
+        (folder / "runs").mkdir(parents=True)
         (folder / "kill.toml").write_text(setup.plan(), encoding="utf-8")
 
     def start(self) -> subprocess.Popen[bytes]:
@@ -154,6 +156,8 @@ def disturbed(sweep: Sweep) -> Course:
                     f"the sweep was done after {len(course.killed)} kills; give it more --passages"
                 )
             course.gave_up.append(last_words(sweep))
+            if len(course.gave_up) > MOST_GIVEN_UP:
+                raise SystemExit(f"drivers end by themselves: {course.gave_up[-1]}")
             course.drivers += 1
             driver = sweep.start()
             continue
