@@ -35,8 +35,9 @@ TINY = Path(__file__).resolve().parents[2] / "tests" / "data" / "tiny"
 COMMAND = [sys.executable, "-c", "from strata.cli.main import main; main()", "tune"]
 TARGETS = ("driver", "server", "trial")
 WEIGHTS = (2, 1, 3)
-LONGEST_PAUSE_S = 1.2
-"""Between a kill and the next one; a trial takes about a quarter of a second."""
+LONGEST_PAUSE_S = {"process": 1.2, "worker": 0.15}
+"""Between a kill and the next one: a pair in a process of its own takes a second, one of a worker a
+twentieth, and a sweep must not be done before its last kill."""
 MOST_GIVEN_UP = 20
 """Drivers that may end by themselves; one that always does would be started for ever."""
 
@@ -148,7 +149,7 @@ def disturbed(sweep: Sweep) -> Course:
     driver = sweep.start()
     while len(course.killed) < sweep.setup.kills:
         wanted = choose.choices(TARGETS, WEIGHTS)[0]
-        pause_s = choose.uniform(0.0, LONGEST_PAUSE_S)
+        pause_s = choose.uniform(0.0, LONGEST_PAUSE_S[sweep.setup.isolation])
         victim = wait_for(driver, sweep, wanted, pause_s)
         if victim is None:
             if not driver.wait():
