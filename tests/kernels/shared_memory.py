@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 import triton
-from triton._C.libtriton import ir
+from triton._C.libtriton import ir, llvm
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
 from triton.runtime.driver import driver
@@ -327,6 +327,8 @@ def compile_instead(seen: Seen) -> None:
         seen(name, _known[name + key])
 
     JITFunction._do_compile = shared_of
+    # LLVM's own passes come after shared memory is settled, and take a quarter of the time.
+    llvm.optimize_module = lambda *_, **__: None
 
 
 def main() -> None:
