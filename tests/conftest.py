@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,6 +19,7 @@ import torch  # noqa: E402
 from strata.config import SamplingParams, SessionConfig  # noqa: E402
 from strata.generation import Generation  # noqa: E402
 from strata.lm import LanguageModel, bundled_model_path, load_model  # noqa: E402
+from strata.lm.tokenizer import Tokenizer  # noqa: E402
 from strata.session import Session, create_session  # noqa: E402
 
 # Two OpenMP threads that spin on two busy cores are slower than one by far.
@@ -53,12 +55,19 @@ def bundled() -> LanguageModel:
     return load_model(bundled_model_path(), "cpu")
 
 
+_encoded: WeakKeyDictionary[Tokenizer, dict[Path, list[int]]] = WeakKeyDictionary()
+"""What each source is for a tokenizer: hundreds of sessions start with the same one."""
+
+
 def prompt_of(model: LanguageModel, cells: int, seed: int = 0) -> list[int]:
     """Return `cells` ids of natural text: the standard library's own sources."""
     sources = sorted(Path(torch.__file__).parent.glob("nn/modules/*.py"))
+    known = _encoded.setdefault(model.tokenizer, {})
     ids: list[int] = []
     for source in sources[seed:]:
-        ids += model.tokenizer.encode(source.read_text(encoding="utf-8"))
+        if source not in known:
+            known[source] = model.tokenizer.encode(source.read_text(encoding="utf-8"))
+        ids += known[source]
         if len(ids) >= cells:
             return ids[:cells]
     raise AssertionError("not enough text")
