@@ -53,8 +53,13 @@ def test_ten_points_of_the_matrix_as_commands(prompt: Path, tmp_path: Path) -> N
     for i, point in enumerate(POINTS):
         target = tmp_path / f"{i}.json"
         words = ["--file", prompt, "--max-new", NEW, "--ignore-eos", "--json", target]
-        done = spawn(*words, *SAMPLED, *point)
-        assert done.returncode == 0, done.stderr
+        # The first and the last in a process of their own, as a user's are, the rest in this one.
+        if i in (0, len(POINTS) - 1):
+            done = spawn(*words, *SAMPLED, *point)
+            assert done.returncode == 0, done.stderr
+        else:
+            done = generate(*words, *SAMPLED, *point)
+            assert done.exit_code == 0, done.stderr
         result = json.loads(target.read_text())
         assert {*KEYS.split()} <= result.keys()
         assert done.stdout == result["text"] + "\n"
