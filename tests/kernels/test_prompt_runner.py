@@ -12,7 +12,7 @@ from strata.prompt import plan
 from strata.prompt.plan import Way
 from strata.session import Session, create_session
 from tests.conftest import TINY, prompt_of
-from tests.kernels.devices import DEVICES, rms_ratio
+from tests.kernels.devices import DEVICES, rms_ratio, seed_by
 
 pytest.importorskip("strata.kernels.attention.triton")
 
@@ -25,6 +25,7 @@ def model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> La
     """Return the stand-in model where kernels run, with chunks that a short prompt fills."""
     if request.param == "cpu":  # interpreted
         monkeypatch.setattr(kernel_device, "has_kernels", lambda tensor: True)
+        seed_by(PROMPT % CHUNK + 2, monkeypatch)  # from the chunk before the last on
     monkeypatch.setattr(plan, "WAYS", (Way(CHUNK, CHUNK, CHUNK),))
     return load_model(TINY, request.param)
 

@@ -13,7 +13,7 @@ from strata.kernels.experts import expert_product
 from strata.lm import LanguageModel
 from strata.session import create_session
 from tests.conftest import prompt_of
-from tests.kernels.devices import DEVICES, rms_ratio
+from tests.kernels.devices import DEVICES, rms_ratio, seed_by
 
 pytest.importorskip("triton")
 
@@ -50,6 +50,7 @@ def test_a_session_draws_the_same_tokens_on_interpreted_kernels(
 ) -> None:
     if torch.cuda.is_available():
         pytest.skip("kernels are compiled where there is a device")
+    seed_by(12, monkeypatch)
     ids = prompt_of(tiny, 60, seed=1)
     config = SessionConfig(
         kv=KvConfig(resident_cells=32, selection=Selection(cells=20), page_cells=4),
