@@ -61,6 +61,13 @@ def fresh_rings(store: TrialStore, study: StudyRecord) -> dict[tuple[int, str], 
     return found
 
 
+@pytest.fixture(scope="module")
+def undisturbed() -> tuple[TrialStore, StudyRecord, list[str]]:
+    """Return a sweep that one runner did without a stop, to be read only, and its pairs."""
+    runner = Planted()
+    return *measured(CHOSEN, runner), runner.ran
+
+
 def test_the_verdicts_are_those_of_confirming_all() -> None:
     store, study = measured(ALL)
     rings = chosen_rings(store.frame(study.study))
@@ -79,8 +86,10 @@ def test_the_verdicts_are_those_of_confirming_all() -> None:
     assert {e.verdict for e in conclude(less, study).entries} > {"better"}
 
 
-def test_a_sweep_confirms_the_chosen_ring_alone() -> None:
-    few = measured(CHOSEN)
+def test_a_sweep_confirms_the_chosen_ring_alone(
+    undisturbed: tuple[TrialStore, StudyRecord, list[str]],
+) -> None:
+    few = undisturbed[:2]
     chosen = fresh_rings(*few)
     assert all(len(rings) == 1 for rings in chosen.values())
     candidates = verdict_of(*few).candidates
@@ -93,9 +102,10 @@ def test_a_sweep_confirms_the_chosen_ring_alone() -> None:
 
 
 @pytest.mark.parametrize("stops", [[0], [3, 40], [90, 1, 1]])
-def test_a_stopped_sweep_comes_to_the_same_pairs(stops: Sequence[int]) -> None:
-    whole = Planted()
-    measured(CHOSEN, whole)
+def test_a_stopped_sweep_comes_to_the_same_pairs(
+    stops: Sequence[int], undisturbed: tuple[TrialStore, StudyRecord, list[str]]
+) -> None:
+    *_, whole = undisturbed
     store, study, ran = MemoryStore(), study_of(CHOSEN), []
     store.add_study(study)
     for stop in stops:
@@ -103,20 +113,21 @@ def test_a_stopped_sweep_comes_to_the_same_pairs(stops: Sequence[int]) -> None:
         with pytest.raises(KeyboardInterrupt):
             sweep(study, store, runner)
         done, total = count_pairs(study, store)
-        assert total == len(whole.ran)
+        assert total == len(whole)
         ran += runner.ran
         assert done == len(ran)
     last = Planted()
     sweep(study, store, last)
-    assert sorted(ran + last.ran) == sorted(whole.ran)
+    assert sorted(ran + last.ran) == sorted(whole)
     assert sweep(study, store, Planted()) == 0
 
 
-def test_many_workers_come_to_the_same_pairs() -> None:
-    alone, workers = Planted(), [Planted() for _ in range(3)]
-    measured(CHOSEN, alone)
+def test_many_workers_come_to_the_same_pairs(
+    undisturbed: tuple[TrialStore, StudyRecord, list[str]],
+) -> None:
+    workers, (*_, alone) = [Planted() for _ in range(3)], undisturbed
     measured(CHOSEN, *workers)
-    assert sorted(one for worker in workers for one in worker.ran) == sorted(alone.ran)
+    assert sorted(one for worker in workers for one in worker.ran) == sorted(alone)
 
 
 def test_progress_ends_at_its_total() -> None:
