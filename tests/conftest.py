@@ -51,6 +51,10 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # lest a library calls what is still there at the end a leak
+
+
 @pytest.fixture(scope="session")
 def tiny() -> LanguageModel:
     """Return the stand-in model on the CPU."""
