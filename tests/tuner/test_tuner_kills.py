@@ -45,14 +45,8 @@ def calm(kill: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
     ids=["one worker, database", "two workers, lines"],
 )
 def test_a_sweep_that_is_killed_again_and_again_ends_with_the_same_trials(
-    kill: ModuleType,
-    calm: Any,
-    changes: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    kill: ModuleType, calm: Any, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    # Sooner than the experiment, lest a slow machine sweep it all before the last kill.
-    monkeypatch.setattr(kill, "LONGEST_PAUSE_S", 0.5)
     wild = kill.Sweep(tmp_path / "wild", replace(calm.setup, **changes))
     course = kill.disturbed(wild)
     found = kill.compare(calm, wild)
