@@ -15,16 +15,16 @@ from strata.tuner.study import StudyRecord, create_study
 os.environ["OMP_NUM_THREADS"] = "1"
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def plan() -> Plan:
     return parse_plan(SMALL_PLAN, origin="small.toml")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def grid(plan: Plan) -> ArmGrid:
     return ArmGrid(plan, 64)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def study(grid: ArmGrid) -> StudyRecord:
     return create_study(grid, FACTS, created_at="2026-01-02T03:04:05+00:00")

@@ -11,17 +11,15 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from tuner_samples import FACTS, SMALL_PLAN, all_pairs, make_records, other_study
+from tuner_samples import all_pairs, make_records, other_study
 from typer.testing import CliRunner
 
 from strata.cli.tune import app
 from strata.errors import StoreError
-from strata.tuner.arms import ArmGrid
-from strata.tuner.plan import parse_plan
 from strata.tuner.store.doctor import Examination, examine, repair
 from strata.tuner.store.duck import DuckStore
 from strata.tuner.store.migrations import VERSION
-from strata.tuner.study import StudyRecord, create_study
+from strata.tuner.study import StudyRecord
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 LOSE_KEYS = (
@@ -30,11 +28,9 @@ LOSE_KEYS = (
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sound(study: StudyRecord, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a database of two whole studies, for tests to copy and damage."""
     path = tmp_path_factory.mktemp("sound") / "trials.duckdb"
-    grid = ArmGrid(parse_plan(SMALL_PLAN, origin="small.toml"), 64)
-    study = create_study(grid, FACTS, created_at="2026-01-02T03:04:05+00:00")
     with DuckStore(path) as store:
         for one in (study, other_study(study)):
             store.add_study(one)
