@@ -14,7 +14,7 @@ from strata.errors import UsageError
 from strata.models.decide import Entry, Rule, decide
 from strata.policy.fingerprint import Fingerprint, Mode
 from strata.policy.table import Entry as TableEntry
-from strata.policy.table import PolicyTable, Verdict
+from strata.policy.table import PolicyTable, Verdict, decision_key
 from strata.policy.tiers import Tier
 
 BOUNDLESS_LOG = 30.0
@@ -63,7 +63,7 @@ def build_table(frame: pd.DataFrame, facts: TableFacts) -> PolicyTable:
         for name in names
         for mode in modes
     )
-    notes = {f"decision_{tier}_{mode}": entry.note for (tier, mode), entry in decided.items()}
+    notes = {decision_key(*place): entry.note for place, entry in decided.items()}
     return PolicyTable(
         created=facts.created or datetime.now(UTC).isoformat(timespec="seconds"),
         engine_version=facts.engine_version,

@@ -14,6 +14,7 @@ from strata.policy import Entry, PolicyTable
 from strata.policy.diff import TableDiff
 from strata.policy.explain import Explanation
 from strata.policy.fingerprint import FIELDS
+from strata.policy.table import decision_key
 from strata.units import format_cells
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def table_facts(table: PolicyTable) -> list[tuple[str, object]]:
         ("default ring", f"{table.default_ring_cells} cells"),
         ("margin", f"{table.margin_ratio:.1%}"),
     ]
-    decided = {f"decision_{one.tier_cells}_{one.mode}": one for one in table.entries}
+    decided = {decision_key(one.tier_cells, one.mode): one for one in table.entries}
     facts += [
         (name, _plain(value)) for name, value in table.provenance.items() if name not in decided
     ]

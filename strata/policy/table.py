@@ -47,6 +47,11 @@ class Entry:
         )
 
 
+def decision_key(tier_cells: int, mode: str) -> str:
+    """Return the name under which a table's provenance says why an entry is as it is."""
+    return f"decision_{tier_cells}_{mode}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
     """Hold one written permission: obey the table where `field` has `value` instead."""
