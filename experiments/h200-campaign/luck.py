@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from second import read
+from second import gain_of, read
 
 from strata.models.decide import Rule
 from strata.models.regret import LEARNED, regret
@@ -57,10 +57,7 @@ def judgement(trials: pd.DataFrame, rule: Rule, default_ring_cells: int) -> str:
     """Return the learned table's regret and what it gains on the best fixed ring, as cells."""
     lost = regret(trials, rule, default_ring_cells).set_index("policy").loc[LEARNED]
     rivals = compare_rivals(trials, rule, default_ring_cells).rivals.iloc[:2]
-    over = [
-        f"{mean:+.1%} [{low:+.1%}, {high:+.1%}]"
-        for mean, low, high in np.expm1(rivals[["mean", "lower", "upper"]].to_numpy(dtype=float))
-    ]
+    over = [str(gain_of(*row)) for row in rivals[["mean", "lower", "upper"]].to_numpy(dtype=float)]
     best = f"{rivals['ring_cells'].iloc[0]:,.0f}"
     return " | ".join([f"{lost['mean_pct']:.2f} %", f"{lost['worst_pct']:.2f} %", best, *over])
 

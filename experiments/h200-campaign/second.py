@@ -21,6 +21,7 @@ from strata.models.decide import Entry, Rule, decide_pairs
 from strata.models.frame import checked, pair_table
 from strata.models.inference import mean_bounds
 from strata.models.regret import known_rows, predicted_rings
+from strata.policy.decision import Gain
 from strata.tuner.conclude import judged, rule_of
 from strata.tuner.store import MemoryStore, import_study
 from strata.units import format_cells
@@ -54,6 +55,13 @@ def read(folder: Path) -> tuple[pd.DataFrame, Rule, int]:
     store = MemoryStore()
     study, _, _ = import_study(store, folder)
     return judged(store.frame(study.study)), rule_of(study), study.default_ring_cells
+
+
+def gain_of(mean: float, lower: float, upper: float) -> Gain:
+    """Return a gain with its interval from log ratios."""
+    return Gain(
+        effect_ratio=np.expm1(mean), lower_ratio=np.expm1(lower), upper_ratio=np.expm1(upper)
+    )
 
 
 def repeat(old: pd.DataFrame, new: pd.DataFrame) -> str:
@@ -111,7 +119,7 @@ def unseen(
         low, high = mean_bounds(sample, ALPHA / 2) if sample.any() else (0.0, 0.0)
         lines.append(
             f"| {name} | {lost_pct(float(np.mean(lost))):.2f} % | {lost_pct(max(lost)):.2f} % | "
-            f"{np.expm1(sample.mean()):+.1%} [{np.expm1(low):+.1%}, {np.expm1(high):+.1%}] |"
+            f"{gain_of(sample.mean(), low, high)} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -127,8 +135,8 @@ def alone(entries: list[Entry]) -> str:
         place = f"{format_cells(one.tier_cells)} | {one.mode} | {one.ring_cells:,} | {one.verdict}"
         gain = "-"
         if one.best is not None:
-            mean, low, high = np.expm1([one.best.mean, one.best.lower, one.best.upper])
-            gain = f"{one.best.ring_cells:,}: {mean:+.1%} [{low:+.1%}, {high:+.1%}]"
+            found = gain_of(one.best.mean, one.best.lower, one.best.upper)
+            gain = f"{one.best.ring_cells:,}: {found}"
         lines.append(f"| {place} | {gain} |")
     return "\n".join(lines)
 
