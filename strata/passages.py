@@ -8,11 +8,13 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from strata.errors import UsageError
-from strata.lm.tokenizer import Tokenizer
 from strata.units import parse_cells
+
+if TYPE_CHECKING:
+    from strata.lm.tokenizer import Tokenizer
 
 FOLDER = Path(__file__).parent / "data" / "passages"
 Split = Literal["search", "fresh"]
@@ -51,6 +53,12 @@ def parse_passage(spec: str) -> tuple[int, int]:
     return cells, int(seed or 0)
 
 
+def document_of_seed(seed: int) -> Document:
+    """Return the document that a seed names; seeds count documents and wrap around."""
+    listed = documents()
+    return listed[seed % len(listed)]
+
+
 def load_passage(spec: str, tokenizer: Tokenizer) -> list[int]:
     """Return the ids of passage ``CELLS[:SEED]``: the first CELLS of document SEED.
 
@@ -58,8 +66,7 @@ def load_passage(spec: str, tokenizer: Tokenizer) -> list[int]:
     document that is shorter.
     """
     cells, seed = parse_passage(spec)
-    listed = documents()
-    document = listed[seed % len(listed)]
+    document = document_of_seed(seed)
     text = read_document(document)
     # A token is at most a few characters, so a prefix is enough; the cut may split the last word.
     ids: list[int] = []

@@ -1,14 +1,19 @@
-"""Hash the passages of a plan: what a study's numbers were measured on."""
+"""Say what the passages of a plan are: their hash, and which of them are one text.
+
+The passage is the sample, so a text that stands under two names would count twice: seeds wrap
+around, and seed 29 of 28 documents is seed 1 again.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import struct
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from strata.errors import StrataError
+from strata.errors import StrataError, UsageError
 
 if TYPE_CHECKING:
     from strata.lm.tokenizer import Tokenizer
@@ -24,6 +29,28 @@ def hash_passages(names: Iterable[str], tokenizer: Tokenizer) -> str:
         ids = load_passage(name, tokenizer)
         hashed.update(f"{name}\0".encode() + struct.pack(f"<{len(ids)}i", *ids))
     return hashed.hexdigest()
+
+
+def text_of(name: str) -> str:
+    """Return the identity of a passage's text; a name that is no passage stands for itself.
+
+    Two passages of as many cells have one identity where they begin one document.
+    """
+    from strata.passages import document_of_seed, parse_passage
+
+    try:
+        cells, seed = parse_passage(name)
+    except UsageError:
+        return name
+    return f"{cells}:{document_of_seed(seed).sha256}"
+
+
+def same_texts(names: Iterable[str]) -> list[tuple[str, ...]]:
+    """Return the groups of different names that are one text, in the order of `names`."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in dict.fromkeys(names):
+        groups[text_of(name)].append(name)
+    return [tuple(group) for group in groups.values() if len(group) > 1]
 
 
 def passages_hash_here(study: StudyRecord) -> str | None:
