@@ -28,7 +28,10 @@ from strata.units import parse_cells
 
 Split = Literal["search", "fresh"]
 
-ORDER: tuple[Literal["default", "arm"], ...] = ("default", "arm", "arm", "default")
+Side = Literal["default", "arm"]
+"""The default ring's session of a pair, or that of the ring it is held against."""
+
+ORDER: tuple[Side, ...] = ("default", "arm", "arm", "default")
 """ABBA: a drift that is linear in time falls equally on both arms."""
 
 TRIAL_ID_DIGITS = 32

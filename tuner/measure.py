@@ -10,10 +10,11 @@ error of the engine (kind ``wrong output``), never a slow measurement. A pair wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from strata.tuner.arms import ORDER, PairSpec
+from strata.tuner.arms import ORDER, PairSpec, Side
 
 PROTOCOL: dict[str, Any] = {
     "version": 2,
@@ -95,28 +96,64 @@ class WrongOutputError(Exception):
     """Report that repeating a run gave other tokens or rounds."""
 
 
-def measure_pair(spec: PairSpec, open_bench: OpenBench) -> Iterator[tuple[int, RunResult | str]]:
+class SideError(Exception):
+    """Report which side of a pair failed; what it failed of is the cause."""
+
+    def __init__(self, side: Side) -> None:
+        super().__init__(f"the {side} failed")
+        self.side = side
+
+
+OnSide = Callable[[Side], None]
+"""Hears which side of a pair is at work from now on."""
+
+
+def measure_pair(
+    spec: PairSpec, open_bench: OpenBench, on_side: OnSide = lambda side: None
+) -> Iterator[tuple[int, RunResult | str]]:
     """Yield (position, result) for each run of a pair; a text instead says why it is wrong output.
 
-    Both sessions are open, prefilled and warm before the first run is timed.
+    Both sessions are open, prefilled and warm before the first run is timed. Raises SideError,
+    with nothing left open, for whatever a side fails of.
     """
-    benches: dict[str, Bench] = {}
+    benches: dict[Side, Bench] = {}
+    sides: tuple[Side, Side] = ("arm", "default")
     try:
-        for arm in ("arm", "default"):  # a ring that does not fit ends the pair before more is done
-            position = ORDER.index(arm)
-            benches[arm] = open_bench(spec.side(position), spec.ring_cells(position))
-        for bench in benches.values():
-            bench.warm_up(spec.warm_up)
+        for side in sides:  # a ring that does not fit ends the pair before more is done
+            with _at(side, on_side):
+                benches[side] = open_side(spec, side, open_bench)
+        for side, bench in benches.items():
+            with _at(side, on_side):
+                bench.warm_up(spec.warm_up)
         first: RunResult | None = None
         most = MAX_PROMPTS if spec.purpose == "prefill" else MAX_REPEATS
-        for position, arm in enumerate(ORDER):
-            result = _repeat(benches[arm], spec.min_decode_s, most)
+        for position, side in enumerate(ORDER):
+            with _at(side, on_side):
+                result = _repeat(benches[side], spec.min_decode_s, most)
             first = first or result
             wrong = _difference(first, result, check_rounds=_one_window(first, result))
             yield position, wrong or result
     finally:
         for bench in benches.values():
             bench.close()
+
+
+def open_side(spec: PairSpec, side: Side, open_bench: OpenBench) -> Bench:
+    """Return the bench of one side of a pair."""
+    position = ORDER.index(side)
+    return open_bench(spec.side(position), spec.ring_cells(position))
+
+
+@contextmanager
+def _at(side: Side, on_side: OnSide) -> Iterator[None]:
+    """Say which side is at work, and whose failure it is where it fails."""
+    on_side(side)
+    try:
+        yield
+    except WrongOutputError:
+        raise
+    except Exception as error:
+        raise SideError(side) from error
 
 
 def _one_window(first: RunResult, other: RunResult) -> bool:

@@ -17,13 +17,14 @@ from typing import Any, Literal
 
 from strata.errors import StoreError
 from strata.tuner.arms import DECODE, ORDER, PairSpec
+from strata.tuner.blame import FAILED_ARMS
 from strata.tuner.plan import Purpose
 
-SCHEMA = "strata.trial/3"
-LATER_COLUMNS: tuple[str, ...] = ("conditions", "purpose")
-"""The columns that records of the first schema do not have."""
+SCHEMA = "strata.trial/4"
+LATER_COLUMNS: tuple[str, ...] = ("conditions", "purpose", "failed_arm")
+"""The columns that records of the first schema do not have, in the order they came."""
 
-_LACKING = {"strata.trial/1": LATER_COLUMNS, "strata.trial/2": ("purpose",), SCHEMA: ()}
+_LACKING = {f"strata.trial/{n}": LATER_COLUMNS[n - 1 :] for n in range(1, 5)}
 
 Kind = Literal["ok", "out of memory", "crash", "timeout", "wrong output", "unstable", "interrupted"]
 KINDS: tuple[str, ...] = typing.get_args(Kind)
@@ -90,6 +91,8 @@ class TrialRecord:
     """What the machine was like just after the run, by `strata.tuner.conditions`."""
     purpose: str = DECODE
     """What the pair was run for: `strata.tuner.arms` has the words. Earlier runs all decoded."""
+    failed_arm: str | None = None
+    """Whose failure a run that failed is, by `strata.tuner.blame`; None where it is not known."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as plain JSON, its keys in the order of the fields."""
@@ -119,6 +122,9 @@ class TrialRecord:
         if value.get("purpose", DECODE) not in PURPOSES:
             listed = ", ".join(PURPOSES)
             raise StoreError(f"{origin}: purpose {value['purpose']!r} is none of {listed}")
+        if value.get("failed_arm") not in (None, *FAILED_ARMS):
+            listed = ", ".join(FAILED_ARMS)
+            raise StoreError(f"{origin}: failed_arm {value['failed_arm']!r} is none of {listed}")
         return cls(**value)
 
 

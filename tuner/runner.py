@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +25,7 @@ from typing import Any
 
 from strata.errors import StrataError, UsageError
 from strata.tuner.arms import ORDER, PairSpec
+from strata.tuner.blame import FailedArm
 from strata.tuner.environment import EngineFacts
 from strata.tuner.record import TrialRecord, planned
 from strata.tuner.worker import Isolation
@@ -98,26 +100,33 @@ class ProcessRunner:
         """Run one pair and return its four records, whatever happened."""
         started_at = _now()
         results: dict[int, dict[str, Any]] = {}
-        kind, message = "crash", "the trial process ended without a word"
+        failure, side = Failure(), ""
         try:
             self._send({"op": "pair", "spec": spec.to_json(), "timeout_s": timeout_s})
             while (event := self._receive(timeout_s + GRACE_S))["event"] != "end":
-                if event["event"] == "run":
+                if event["event"] == "side":
+                    side = event["side"]
+                elif event["event"] == "run":
                     results[event["position"]] = {"kind": "ok", **event["columns"]}
                 elif event["event"] == "wrong":
                     wrong = {"kind": "wrong output", "message": event["message"]}
                     results[event["position"]] = wrong
+                elif event["event"] == "failed":
+                    failure = Failure(event["kind"], event["message"], event["arm"])
                 else:
-                    kind, message = event["kind"], event["message"]
-            if event["timed_out"]:
-                kind, message = "timeout", f"ended after {timeout_s:g} s"
+                    failure = replace(failure, arm=event["arm"])
+            if failure.is_told:  # what ended it since was the search for whose failure it is
+                pass
+            elif event["timed_out"]:
+                failure = Failure("timeout", f"ended after {timeout_s:g} s", _arm_at(side))
             elif event["exit"] < 0:
-                kind, message = "crash", _signal_words(-event["exit"])
+                failure = Failure("crash", _signal_words(-event["exit"]), _arm_at(side))
         except ServerLostError as error:
-            kind, message = "crash", str(error)
+            if not failure.is_told:
+                failure = Failure("crash", str(error), _arm_at(side))
             self._end()
         return [
-            _record(spec, position, facts, started_at, results.get(position), kind, message)
+            _record(spec, position, facts, started_at, results.get(position), failure)
             for position in range(len(ORDER))
         ]
 
@@ -226,10 +235,30 @@ def failed_records(
     spec: PairSpec, facts: EngineFacts, *, kind: str, message: str
 ) -> list[TrialRecord]:
     """Return the records of a pair of which no run came to an end."""
-    now = _now()
-    return [
-        _record(spec, position, facts, now, None, kind, message) for position in range(len(ORDER))
-    ]
+    now, failure = _now(), Failure(kind, message)
+    return [_record(spec, position, facts, now, None, failure) for position in range(len(ORDER))]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What ended a pair, and whose failure it is as far as that is known."""
+
+    kind: str = "crash"
+    message: str = "the trial process ended without a word"
+    arm: FailedArm | None = None
+
+    @property
+    def is_told(self) -> bool:
+        """Return whether the trial process told it, so that its own end adds nothing."""
+        return self != Failure()
+
+
+def _arm_at(side: str) -> FailedArm | None:
+    """Return whose failure the end of a process is, from the side that was at work.
+
+    What ended it at the default ring's may have been the other session's doing.
+    """
+    return "arm" if side == "arm" else None
 
 
 def _now() -> str:
@@ -242,14 +271,12 @@ def _record(
     facts: EngineFacts,
     started_at: str,
     result: dict[str, Any] | None,
-    kind: str,
-    message: str,
+    failure: Failure,
 ) -> TrialRecord:
-    columns = planned(spec, position) | {"kind": kind, "message": message}
-    if result is not None:
-        columns |= {"message": "", **result}
+    failed = {"kind": failure.kind, "message": failure.message, "failed_arm": failure.arm}
+    outcome = failed if result is None else {"message": "", **result}
     return TrialRecord(
-        **columns,
+        **(planned(spec, position) | outcome),
         device=facts.device,
         model_hash=facts.model_hash,
         engine_version=facts.engine_version,

@@ -8,7 +8,7 @@ one fork runs pair after pair until a pair ends it, which spares a GPU the loadi
 of them die with the driver: by a signal of the system where it has one, else at the end of stdin.
 
 In:   {"op": "describe", "passages": [...]}         {"op": "pair", "spec": {...}, "timeout_s": 60}
-Out:  {"event": "facts" | "run" | "failed" | "refused" | "end", ...}
+Out:  {"event": "facts" | "side" | "run" | "wrong" | "failed" | "blamed" | "refused" | "end", ...}
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ from typing import IO, Any, Literal, NoReturn, Protocol, get_args
 
 from strata.errors import BudgetError, StrataError
 from strata.tuner.arms import PairSpec
+from strata.tuner.blame import find_failed_arm, is_out_of_memory, known_at_once
 from strata.tuner.environment import EngineFacts
 from strata.tuner.measure import (
     Bench,
     RunResult,
+    SideError,
     WrongOutputError,
     as_columns,
     measure_pair,
@@ -226,7 +228,10 @@ def _run_pair(engine: Engine, request: dict[str, Any], emit: Emit, isolation: Is
     """Measure one pair and tell each run as it ends; a foreseen failure is told with its kind."""
     spec = PairSpec.from_json(request["spec"])
     try:
-        for position, outcome in measure_pair(spec, engine.open_bench):
+        runs = measure_pair(
+            spec, engine.open_bench, lambda side: emit({"event": "side", "side": side})
+        )
+        for position, outcome in runs:
             if isinstance(outcome, RunResult):
                 found = engine.conditions() | {"isolation": isolation}
                 columns = {**as_columns(outcome), "conditions": found}
@@ -234,23 +239,25 @@ def _run_pair(engine: Engine, request: dict[str, Any], emit: Emit, isolation: Is
             else:
                 emit({"event": "wrong", "position": position, "message": outcome})
     except WrongOutputError as error:
-        emit({"event": "failed", "kind": "wrong output", "message": str(error)})
-    except (MemoryError, BudgetError) as error:
-        emit({"event": "failed", "kind": "out of memory", "message": _sentence(error)})
+        emit({"event": "failed", "kind": "wrong output", "message": str(error), "arm": None})
+    except SideError as failure:
+        _tell_failure(spec, engine, emit, failure)
     except Exception as error:
-        kind = "out of memory" if is_out_of_memory(error) else "crash"
-        emit({"event": "failed", "kind": kind, "message": _sentence(error)})
-        if kind == "crash":
-            raise
+        emit({"event": "failed", "kind": "crash", "message": _sentence(error), "arm": None})
+        raise
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    """Return whether an error of torch says that memory ran out, on a GPU or on the host."""
-    text = str(error).lower()
-    return type(error).__name__ == "OutOfMemoryError" or any(
-        sign in text
-        for sign in ("out of memory", "can't allocate memory", "cannot allocate memory")
-    )
+def _tell_failure(spec: PairSpec, engine: Engine, emit: Emit, failure: SideError) -> None:
+    """Tell what a side failed of, then whose failure it is; let a crash end the process."""
+    error = failure.__cause__
+    assert isinstance(error, Exception)
+    no_memory = isinstance(error, MemoryError | BudgetError) or is_out_of_memory(error)
+    kind = "out of memory" if no_memory else "crash"
+    arm = known_at_once(failure)
+    emit({"event": "failed", "kind": kind, "message": _sentence(error), "arm": arm})
+    emit({"event": "blamed", "arm": find_failed_arm(spec, engine.open_bench, failure)})
+    if kind == "crash":
+        raise error
 
 
 def _sentence(error: Exception) -> str:

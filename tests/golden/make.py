@@ -91,7 +91,7 @@ def runs(pair: PairSpec) -> list[TrialRecord]:
 
 
 CONDITIONS = {"host": "golden", "load_average_1min": 0.5, "clock_limits": ["SwPowerCap"]}
-TIMEOUT = {"kind": "timeout", "message": "ended after 600 s"}
+TIMEOUT = {"kind": "timeout", "message": "ended after 600 s", "failed_arm": "default"}
 
 
 def outcome(pair: PairSpec, position: int) -> dict[str, Any]:

@@ -119,6 +119,19 @@ def test_the_fourth_schema_keeps_workloads(tmp_path: Path, store: DuckStore) -> 
     assert (prompt.name, prompt.tries, prompt.hits) == ("a.txt", [8, 3], [3, 1])
 
 
+def test_the_fifth_schema_adds_whose_failure_it_is(tmp_path: Path, store: DuckStore) -> None:
+    with store:
+        assert {one.failed_arm for one in store.trials(STUDY)} == {None}
+    lines = MemoryStore()
+    study, *_ = import_study(lines, unpacked("trials-4.jsonl.xz", tmp_path))
+    newer = DuckStore(unpacked("store-5.duckdb.xz", tmp_path), must_exist=True)
+    with newer:
+        trials = newer.trials(study.study)
+    assert lines.trials(study.study) == trials
+    assert {one.record for one in trials} == {"strata.trial/4"}
+    assert {(one.kind, one.failed_arm) for one in trials} == {("ok", None), ("timeout", "default")}
+
+
 def test_the_study_is_still_judged_as_it_was(store: DuckStore) -> None:
     with store:
         study = store.study(STUDY)

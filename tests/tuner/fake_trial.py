@@ -26,6 +26,9 @@ CRASH, HANG, KILLED, NO_MEMORY, TORCH_MEMORY, OTHER_TOKENS, OTHER_ROUNDS, LATE, 
 )
 KILL_PARENT = 110
 """The process above the server: a driver, or the actor of a Ray worker."""
+BOTH, BESIDE, ALONE, HANG_AFTER, KILLED_OPENING = range(111, 116)
+"""No memory: for either ring; for the default beside the other; for the default by itself; for the
+ring, after which the default hangs. And a kill while the ring's session opens."""
 
 
 class FakeEngine:
@@ -54,6 +57,7 @@ class FakeEngine:
 
 class FakeBench:
     default_decode_s = 0.0
+    arms_open = 0
 
     def __init__(self, spec: PairSpec, ring_cells: int, delay_s: float) -> None:
         self.spec = spec
@@ -63,6 +67,8 @@ class FakeBench:
         self.runs = 0
         if self.seed == NO_MEMORY and self.is_arm:
             raise BudgetError("40 MiB cannot hold 100 MiB")
+        self._fail_to_open()
+        FakeBench.arms_open += self.is_arm
 
     def warm_up(self, num_tokens: int) -> None:
         assert num_tokens == self.spec.warm_up
@@ -100,7 +106,17 @@ class FakeBench:
         )
 
     def close(self) -> None:
-        pass
+        FakeBench.arms_open -= self.is_arm
+
+    def _fail_to_open(self) -> None:
+        short = {BOTH: True, HANG_AFTER: self.is_arm, ALONE: not self.is_arm}
+        short[BESIDE] = not self.is_arm and FakeBench.arms_open > 0
+        if short.get(self.seed):
+            raise BudgetError(f"no room for {'the ring' if self.is_arm else 'the default'}")
+        if self.seed == HANG_AFTER:
+            time.sleep(60)
+        if self.seed == KILLED_OPENING and self.is_arm:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def _fail(self) -> None:
         if self.seed in (CRASH, LATE):

@@ -82,6 +82,36 @@ def test_a_failure_is_a_kind_and_never_a_zero(
     assert run(runner, pair(study, 0))[3].kind == "ok"  # the next pair is not harmed
 
 
+@pytest.mark.parametrize(
+    ("seed", "kind", "words", "failed_arm"),
+    [
+        (fake_trial.NO_MEMORY, "out of memory", "cannot hold", "arm"),
+        (fake_trial.TORCH_MEMORY, "out of memory", "can't allocate", "arm"),
+        (fake_trial.BOTH, "out of memory", "no room for the ring", "both"),
+        (fake_trial.BESIDE, "out of memory", "no room for the default", "arm"),
+        (fake_trial.ALONE, "out of memory", "no room for the default", "default"),
+        (fake_trial.HANG_AFTER, "out of memory", "no room for the ring", "arm"),
+        (fake_trial.KILLED_OPENING, "crash", "signal 9", "arm"),
+        (fake_trial.CRASH, "crash", "a bug", "arm"),
+        (fake_trial.OTHER_TOKENS, "wrong output", "differ", None),
+    ],
+)
+def test_a_record_says_whose_failure_it_is(
+    seed: int,
+    kind: str,
+    words: str,
+    failed_arm: str | None,
+    runner: ProcessRunner,
+    study: StudyRecord,
+) -> None:
+    """The default is tried alone: what fails only beside the other ring is that ring's failure."""
+    spec = pair(study, seed)
+    failed = [one for one in run(runner, spec, timeout_s=1.0) if one.kind != "ok"]
+    assert {(one.kind, one.failed_arm) for one in failed} == {(kind, failed_arm)}
+    assert all(words in one.message for one in failed)
+    assert TrialRecord.from_json(failed[0].to_json()) == failed[0]
+
+
 def test_a_hanging_trial_is_ended_and_is_a_timeout(
     runner: ProcessRunner, study: StudyRecord
 ) -> None:

@@ -78,7 +78,13 @@ CREATE TABLE acceptance (
 );
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _SECOND, _THIRD, _FOURTH)
+_FIFTH = """
+DROP INDEX trials_by_study;
+ALTER TABLE trials ADD COLUMN failed_arm VARCHAR;
+CREATE INDEX trials_by_study ON trials (study);
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH)
 VERSION = len(MIGRATIONS)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import duckdb
 
 from strata.errors import StoreError
-from strata.tuner.record import COLUMNS, TrialRecord
+from strata.tuner.record import COLUMNS, LATER_COLUMNS, TrialRecord
 from strata.tuner.store.duck import STUDY_COLUMNS, DuckStore, plain_rows, quoted
 from strata.tuner.store.manifest import (
     FOLDER_NAME,
@@ -87,7 +87,8 @@ def _rows(path: Path, columns: tuple[str, ...], facts: FileFacts) -> list[dict[s
         except duckdb.Error as error:
             reason = " ".join(str(error).split())[:200]
             raise StoreError(f"{path} cannot be read: {reason}") from None
-    if wrong := sorted(set(names) ^ set(columns)):
+    lacking = set(columns) - set(names) - set(LATER_COLUMNS)  # an earlier schema has not all
+    if wrong := sorted(lacking | (set(names) - set(columns))):
         state = "unknown" if wrong[0] in names else "missing"
         raise StoreError(f"{path}: {state} column {wrong[0]!r}")
     check_rows(path, facts, found=len(values))
