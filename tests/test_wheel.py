@@ -78,7 +78,7 @@ def test_it_works_from_a_folder_with_its_own_models_and_tuner(wheel: Path, tmp_p
         (work / name).write_text("raise AssertionError('the wrong module was imported')\n")
     where = "import strata, strata.tuner.plan, strata.models.decide; print(strata.__file__)"
     assert _run("-c", where, cwd=work, PYTHONPATH=str(site)).startswith(str(site))
-    main = "from strata.cli.main import main; main()"
+    main = "from strata.cli.entry import main; main()"
     text = _run(
         "-c",
         main,

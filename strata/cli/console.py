@@ -16,9 +16,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from strata.cli.interrupts import EXIT_INTERRUPTED, holding, raising
 from strata.errors import EXIT_BAD_INPUT, StrataError, UsageError
 
-EXIT_INTERRUPTED = 130
 EXIT_PIPE_CLOSED = 141
 
 PIPE_COLUMNS = 200
@@ -59,7 +59,8 @@ def fail_cleanly() -> Iterator[None]:
     ``with fail_cleanly():`` and as the decorator ``@fail_cleanly()``.
     """
     try:
-        yield
+        with raising():
+            yield
     except StrataError as error:
         note(f"error: {_one_line(str(error))}")
         raise typer.Exit(error.exit_code) from error
@@ -98,7 +99,8 @@ def end_on_sigterm() -> Iterator[None]:
         return
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
-        yield
+        with holding():
+            yield
     finally:
         signal.signal(signal.SIGTERM, before)
 

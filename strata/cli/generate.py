@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from strata.cli import session_options as opt
-from strata.cli.console import EXIT_INTERRUPTED, err, fail_cleanly, note, warn
+from strata.cli.console import err, fail_cleanly, note, warn
+from strata.cli.interrupts import EXIT_INTERRUPTED, holding
 from strata.cli.json_file import check_json_target, write_json
+from strata.cli.prompt_text import prompt_text, typed_text
 from strata.config import PAGE_CELLS, SamplingParams
 from strata.errors import UsageError
 from strata.openmp import calm
@@ -111,7 +113,7 @@ def generate(
         top_p=top_p,
         min_p=min_p,
         seed=seed,
-        stop=tuple(stop or ()),
+        stop=tuple(typed_text(one, "--stop") for one in stop or ()),
         ignore_eos=ignore_eos,
     )
     config.check()
@@ -120,7 +122,7 @@ def generate(
     if "" in params.stop:
         raise UsageError("--stop: an empty text ends nothing; give at least one character")
     check_json_target(json_file)
-    text = _prompt_text(prompt, file, passage)
+    text = prompt_text(prompt, file, passage)
 
     calm()
     from strata.device import set_decode_threads
@@ -141,42 +143,6 @@ def generate(
         warn(opt.idle_drafter_switches(config.spec))
     note(session.decision.log_line)
     _run(session, ids, params, json_file)
-
-
-def _prompt_text(prompt: str | None, file: Path | None, passage: str | None) -> str | None:
-    """Return the prompt's text, None where a passage is asked for."""
-    given = [
-        name
-        for name, value in (("PROMPT", prompt), ("--file", file), ("--passage", passage))
-        if value is not None
-    ]
-    if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)} all name a prompt; give one")
-    if passage is not None:
-        return None
-    if file is not None:
-        try:
-            text = file.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise UsageError(f"--file: {file} is not UTF-8 text ({error.reason})") from None
-    elif prompt is None or prompt == "-":
-        if sys.stdin.isatty() and prompt is None:
-            raise UsageError("no prompt: give PROMPT, --file, --passage, or pipe one in")
-        text = _read_stdin()
-    else:
-        text = prompt
-    if not text:
-        raise UsageError("the prompt is empty; give at least one character")
-    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-        raise UsageError("the prompt is not UTF-8 text")
-    return text
-
-
-def _read_stdin() -> str:
-    try:
-        return sys.stdin.read()
-    except UnicodeDecodeError as error:
-        raise UsageError(f"standard input is not UTF-8 text ({error.reason})") from None
 
 
 def _prompt_ids(model: LanguageModel, text: str | None, passage: str | None) -> list[int]:
@@ -210,7 +176,8 @@ def _run(session: Session, ids: list[int], params: SamplingParams, json_file: st
         sys.stdout.write(text)
         sys.stdout.flush()
 
-    generation = session.generate(params, show if to_stdout else None)
+    with holding():  # what was generated is kept
+        generation = session.generate(params, show if to_stdout else None)
     if to_stdout:
         sys.stdout.write("\n")
         sys.stdout.flush()

@@ -50,8 +50,10 @@ def main() -> None:
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     if sys.stderr is None:
         sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # where the terminal is not UTF-8
+    encoding = None if os.environ.get("PYTHONIOENCODING") else "utf-8"
+    for stream, errors in ((sys.stdout, "replace"), (sys.stderr, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper):  # whatever the locale, unless the user says so
+            stream.reconfigure(encoding=encoding, errors=errors)
     try:
         _run()
     except BrokenPipeError:

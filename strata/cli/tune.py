@@ -10,7 +10,6 @@ from typer.core import TyperGroup
 
 from strata.cli import tune_acceptance, tune_move, tune_study
 from strata.cli.console import (
-    EXIT_INTERRUPTED,
     end_on_sigterm,
     fail_cleanly,
     needs_extra,
@@ -18,6 +17,7 @@ from strata.cli.console import (
     say,
     show_table,
 )
+from strata.cli.interrupts import EXIT_INTERRUPTED
 from strata.cli.output_file import check_output_file
 from strata.cli.tune_options import (
     DATABASE_NAME,
