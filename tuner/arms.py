@@ -252,8 +252,15 @@ def _power_of_two(cells: int) -> int:
     return 1 << max(0, cells.bit_length() - 1)
 
 
-def lay_grid(plan: Plan, *, device_default_cells: int, max_positions: int | None) -> ArmGrid:
+def lay_grid(
+    plan: Plan, *, device_default_cells: int, max_positions: int | None, has_mtp: bool = True
+) -> ArmGrid:
     """Return the grid of a plan on a device; raise UsageError where the model cannot run it."""
+    if "on" in plan.grid.modes and not has_mtp:
+        raise UsageError(
+            f"plan {plan.name}: the model has no MTP layer to draft with; --modes off measures "
+            "without the drafter"
+        )
     longest = plan.grid.tiers[-1] + plan.measure.max_new
     if max_positions is not None and longest > max_positions:
         raise UsageError(

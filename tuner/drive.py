@@ -86,7 +86,12 @@ def run_plan(
     with ExitStack() as stack:
         workers = _workers(crew, plan, device=device, log=log, stack=stack)
         pool = stack.enter_context(
-            Pool(workers, passages=plan.passage_names(), timeout_s=plan.measure.timeout_s)
+            Pool(
+                workers,
+                passages=plan.passage_names(),
+                timeout_s=plan.measure.timeout_s,
+                plan=plan.canonical(),
+            )
         )
         facts = pool.start()
         study = new_study(plan, facts)
@@ -138,11 +143,8 @@ def new_study(plan: Plan, facts: EngineFacts) -> StudyRecord:
         plan,
         device_default_cells=facts.default_ring_cells,
         max_positions=facts.max_positions,
+        has_mtp=facts.has_mtp,
     )
-    if "on" in plan.grid.modes and not facts.has_mtp:
-        raise UsageError(
-            f"plan {plan.name}: the model has no MTP layer to draft with; set modes = ['off']"
-        )
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return create_study(grid, facts, created_at=now)
 

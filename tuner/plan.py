@@ -19,13 +19,15 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from strata.config import DEFAULT_MAX_NEW, MAX_DRAFTS, PAGE_CELLS, Selection
 from strata.errors import StrataError, UsageError
 from strata.policy.request import minimum_ring_cells
+from strata.tuner.axis_words import axis_word
 from strata.tuner.plan_errors import explain
-from strata.units import MAX_CELLS, format_bytes, format_cells, parse_bytes, parse_cells
+from strata.units import MAX_CELLS, parse_bytes, parse_cells
 
 BUILT_IN = Path(__file__).parent.parent / "data" / "plans"
 WARM_UP_TOKENS = 8
 
 Mode = Literal["off", "on"]
+MODES: tuple[str, ...] = get_args(Mode)
 Sampler = Literal["grid", "random", "tpe", "gp", "cost-model"]
 SAMPLERS: tuple[str, ...] = get_args(Sampler)
 Purpose = Literal["decode", "break-even", "prefill"]
@@ -259,7 +261,12 @@ class Plan(_Section):
         return any(values for _, values in self.axes)
 
     def _at(self, point: dict[str, Any]) -> Plan:
-        words = [f"{_WORDS.get(name, name)}-{_word(name, value)}" for name, value in point.items()]
+        words = [
+            "context-shared"
+            if (name, value) == ("context", SHARED_CONTEXT_CELLS)
+            else axis_word(name, value)
+            for name, value in point.items()
+        ]
         table = self.model_dump()
         table["name"] = ".".join([self.name, *words])
         table["session"] |= point
@@ -298,6 +305,15 @@ class Plan(_Section):
         search = Search(sampler=cast(Sampler, name), seed=seed)
         return self.model_copy(update={"search": search})
 
+    def with_modes(self, words: str) -> Plan:
+        """Return the plan with other drafter modes, ``off``, ``on`` or both with a comma."""
+        modes = tuple(word.strip() for word in words.split(","))
+        if not set(modes) <= set(MODES) or len(set(modes)) != len(modes):
+            raise UsageError(f"--modes: {words!r} is none of off, on and off,on")
+        if "break-even" in self.measure.purposes and "on" not in modes:
+            raise UsageError(f"--modes: plan {self.name} asks what drafts cost, so it needs on")
+        return self.model_copy(update={"grid": self.grid.model_copy(update={"modes": modes})})
+
     @property
     def sha256(self) -> str:
         """Return the SHA-256 of the canonical plan."""
@@ -310,6 +326,10 @@ def parse_plan(text: str, *, origin: str) -> Plan:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"plan {origin} is not TOML: {error}") from None
+    except RecursionError:
+        raise UsageError(f"plan {origin} nests deeper than any plan does") from None
+    except ValueError:  # Python's own limit on the digits of a number
+        raise UsageError(f"plan {origin} has a number of thousands of digits") from None
     try:
         return Plan.model_validate(table)
     except ValidationError as error:
@@ -326,25 +346,6 @@ def _from_table(table: dict[str, Any]) -> Plan:
     if table["session"]["vram_budget"] is None:
         table["session"]["vram_budget"] = "none"
     return Plan.model_validate(table)
-
-
-_WORDS = {"mtp_window": "window", "vram_budget": "budget"}
-"""What the names of studies call a knob, where they are shorter than a plan."""
-
-
-def _word(name: str, value: object) -> str:
-    """Return a value as a part of a study's name."""
-    if name == "vram_budget":
-        return (
-            "none"
-            if value is None
-            else format_bytes(int(str(value))).replace(" ", "").replace(".0", "")
-        )
-    if isinstance(value, int) and name in ("mtp_window", "context"):
-        return (
-            "shared" if value == SHARED_CONTEXT_CELLS and name == "context" else format_cells(value)
-        )
-    return str(value).replace("/", "-")
 
 
 def load_plan(name: str) -> Plan:

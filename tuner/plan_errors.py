@@ -10,6 +10,9 @@ from pydantic import BaseModel, ValidationError
 _TYPES = ("tuple[", "dict[", "literal[", "function-", "constrained-", "nullable[")
 """How pydantic names the branch of a union in an error's path; no key of a plan looks so."""
 
+LONGEST = 80
+"""Characters of a wrong value that are shown."""
+
 
 def explain(error: ValidationError, text: str, plan: type[BaseModel]) -> str:
     """Return one sentence for the first thing that is wrong with a plan."""
@@ -25,8 +28,16 @@ def explain(error: ValidationError, text: str, plan: type[BaseModel]) -> str:
     if first["type"] == "missing":
         return f"key {'.'.join(path)!r} is missing"
     place = f"{'.'.join(path)}{_line(text, path)}: " if path else ""
-    got = "" if first["type"] == "value_error" else f" (got {first['input']!r})"
+    got = "" if first["type"] == "value_error" else f" (got {_short(first['input'])})"
     return f"{place}{message[0].lower()}{message[1:]}{got}"
+
+
+def _short(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # Python's own limit on the digits of a number
+        return "a number of thousands of digits"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
 def _fields(plan: type[BaseModel], path: list[str]) -> dict[str, Any]:

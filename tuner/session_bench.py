@@ -172,8 +172,9 @@ def park_prompt(model: LanguageModel, spec: PairSpec) -> Parked:
     raise AssertionError("one of them returns or raises")
 
 
-def _create(model: LanguageModel, spec: PairSpec, ring_cells: int) -> Session:
-    config = SessionConfig(
+def session_config(spec: PairSpec, ring_cells: int) -> SessionConfig:
+    """Return the switches of a pair's side with a ring of so many cells."""
+    return SessionConfig(
         kv=KvConfig(
             resident_cells=ring_cells,
             victims=spec.victims,
@@ -185,6 +186,10 @@ def _create(model: LanguageModel, spec: PairSpec, ring_cells: int) -> Session:
         vram_budget_bytes=spec.vram_budget_bytes,
         max_context_cells=spec.context_cells,
     )
+
+
+def _create(model: LanguageModel, spec: PairSpec, ring_cells: int) -> Session:
+    config = session_config(spec, ring_cells)
     return create_session(
         model, config, prompt_cells=spec.depth_cells, max_new=spec.max_new, environ={}
     )

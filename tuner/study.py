@@ -86,7 +86,7 @@ class StudyRecord:
         """Return the plan; raise StoreError where this version does not know such a plan."""
         try:
             return plan_from_json(self.plan)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise StoreError(
                 f"study {self.study} has a plan that this strata cannot read; a newer one may"
             ) from error

@@ -19,6 +19,7 @@ from strata.tuner.conditions import conditions
 from strata.tuner.environment import EngineFacts
 from strata.tuner.measure import Bench
 from strata.tuner.passages import hash_passages
+from strata.tuner.plan import plan_from_json
 from strata.tuner.worker import ISOLATIONS, serve
 
 if TYPE_CHECKING:
@@ -57,12 +58,13 @@ class StrataEngine:
         if self._device == "cpu" or (self._device == "auto" and not torch.cuda.is_available()):
             self._load()
 
-    def describe(self, passages: list[str]) -> EngineFacts:
-        """Return the facts of a study over these passages."""
+    def describe(self, passages: list[str], plan: str) -> EngineFacts:
+        """Return the facts of a study over these passages, and hold a plan against the engine."""
         model = self._in_fork()
         from strata.device import device_name
+        from strata.tuner.rehearsal import rehearse
 
-        return EngineFacts(
+        facts = EngineFacts(
             device=device_name(model.device),
             model_hash=model.model_hash,
             kv_dtype=str(model.dtype).removeprefix("torch."),
@@ -75,6 +77,9 @@ class StrataEngine:
             worker=environment.machine_id(),
             environment=environment.host_facts() | _torch_facts(model),
         )
+        if plan:
+            rehearse(model, plan_from_json(plan), facts)
+        return facts
 
     def conditions(self) -> dict[str, Any]:
         """Return what the machine is like at this moment."""

@@ -26,6 +26,7 @@ from strata.cli.tune_options import (
     DeviceOption,
     IsolationOption,
     ModelOption,
+    ModesOption,
     OutOption,
     PlanArgument,
     SamplerOption,
@@ -81,6 +82,7 @@ def sweep(
         str | None, typer.Option(metavar="STUDY", help="Print one study's verdicts, and stop.")
     ] = None,
     model: ModelOption = None,
+    modes: ModesOption = None,
     sampler: SamplerOption = None,
     device: DeviceOption = "auto",
     workers: WorkersOption = "1",
@@ -96,12 +98,13 @@ def sweep(
         with open_database(path, read_only=True) as store:
             _print_list(store) if list_ else _print_study(store, show or "")
         return
-    chosen = _load_plan(plan, model)
+    chosen = _load_plan(plan, model, modes)
     if sampler is not None:
         chosen = chosen.with_sampler(sampler)
     crew = _parse_crew(workers, isolation)
+    plans = _expand(chosen)
     with open_database(path) as store:
-        for one in _expand(chosen):
+        for one in plans:
             study = _run(
                 one, store, device=device, crew=crew, resume=resume, where=str(path), out=out
             )
@@ -114,6 +117,7 @@ def run_trials(
     plan: PlanArgument,
     jsonl: Annotated[Path, typer.Option(metavar="FILE", help="Where the trials are written.")],
     model: ModelOption = None,
+    modes: ModesOption = None,
     device: DeviceOption = "auto",
     workers: WorkersOption = "1",
     isolation: IsolationOption = "process",
@@ -125,7 +129,7 @@ def run_trials(
     check_output_file(jsonl, "--jsonl")
     with needs_extra("strata tune run-trials"):
         from strata.tuner.store import JsonlStore
-    chosen = _load_plan(plan, model)
+    chosen = _load_plan(plan, model, modes)
     crew = _parse_crew(workers, isolation)
     plans = _expand(chosen)
     for one in plans:
@@ -146,16 +150,19 @@ def report(study: StudyArgument, out: OutOption = DEFAULT_OUT, db: DbOption = No
         _finish(store, store.study(study), out)
 
 
-def _load_plan(name: str, model: str | None) -> Plan:
+def _load_plan(name: str, model: str | None, modes: str | None) -> Plan:
     from strata.tuner.plan import load_plan
 
     plan = load_plan(name)
+    plan = plan if modes is None else plan.with_modes(modes)
     return plan if model is None else plan.model_copy(update={"model": model})
 
 
 def _expand(plan: Plan) -> tuple[Plan, ...]:
     """Return the plan of each study; say so where the plan's axes make several."""
-    plans = plan.expand()
+    from strata.tuner.plan_check import plans_to_measure
+
+    plans = plans_to_measure(plan)
     if len(plans) > 1:
         note(f"plan {plan.name} is {len(plans)} studies: {', '.join(one.name for one in plans)}")
     return plans

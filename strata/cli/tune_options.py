@@ -24,6 +24,12 @@ DatabaseOption = Annotated[Path, typer.Option("--db", metavar="FILE", help="The 
 ModelOption = Annotated[
     str | None, typer.Option(metavar="FOLDER", help="A checkpoint in place of the plan's.")
 ]
+ModesOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="off|on|off,on", help="Without the drafter, with it, or both; else the plan's."
+    ),
+]
 SamplerOption = Annotated[
     str | None,
     typer.Option(

@@ -39,7 +39,7 @@ class FakeEngine:
     def prepare(self) -> None:
         self._note()
 
-    def describe(self, passages: list[str]) -> EngineFacts:
+    def describe(self, passages: list[str], plan: str) -> EngineFacts:
         return FACTS
 
     def conditions(self) -> dict[str, object]:
