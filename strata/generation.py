@@ -13,7 +13,7 @@ from typing import Literal
 
 from strata.config import SamplingParams
 from strata.kv.counters import Counters
-from strata.lm.tokenizer import TextStream, Tokenizer
+from strata.lm.tokenizer import Tokenizer
 from strata.stops import StopMatcher
 
 Stopped = Literal["length", "eos", "stop", "interrupted"]
@@ -115,7 +115,7 @@ class Collector:
         self.out = Generation()
         self._max_new = params.max_new
         self._eos_ids = () if params.ignore_eos else tokenizer.eos_ids
-        self._stream = TextStream(tokenizer)
+        self._stream = tokenizer.stream()
         self._matcher = StopMatcher(params.stop)
         self._ends_by_text = bool(params.stop)
         self._waiting: list[int] = []
@@ -154,9 +154,10 @@ class Collector:
 
     def finish(self) -> None:
         """Show the text that was held back, now that nothing follows."""
-        self.catch_up()
-        if not self._matcher.hit:
+        if self.catch_up():
             self._show(self._matcher.push(self._stream.finish()) + self._matcher.finish())
+            if self._matcher.hit and self.out.stopped != "interrupted":
+                self.out.stopped = "stop"
 
     def _show(self, text: str) -> None:
         self.out.text += text

@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 
+def open_end(text: str, word: str) -> int:
+    """Return how much of the end of `text` may become `word`: the longest that begins it."""
+    for size in range(min(len(word) - 1, len(text)), 0, -1):
+        if text.endswith(word[:size]):
+            return size
+    return 0
+
+
 class StopMatcher:
     """Pass text on, but never any part of a stop string.
 
@@ -24,7 +32,7 @@ class StopMatcher:
             self.hit = True
             shown, self._held = self._held[: min(found)], ""
             return shown
-        keep = max((self._overlap(stop) for stop in self._stops), default=0)
+        keep = max((open_end(self._held, stop) for stop in self._stops), default=0)
         cut = len(self._held) - keep
         shown, self._held = self._held[:cut], self._held[cut:]
         return shown
@@ -33,10 +41,3 @@ class StopMatcher:
         """Return what was held back, now that nothing follows."""
         shown, self._held = self._held, ""
         return shown
-
-    def _overlap(self, stop: str) -> int:
-        """Return the longest end of the held text that begins `stop`."""
-        for size in range(min(len(stop) - 1, len(self._held)), 0, -1):
-            if self._held.endswith(stop[:size]):
-                return size
-        return 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import tokenizers
 
 from strata.errors import CheckpointError
 from strata.lm.config import LMConfig, parse_eos
+from strata.lm.decoders import Stage, decoding_stages, spec_of
 
 
 class Tokenizer:
@@ -17,6 +19,10 @@ class Tokenizer:
     def __init__(self, inner: tokenizers.Tokenizer, eos_ids: tuple[int, ...]) -> None:
         self._inner = inner
         self.eos_ids = eos_ids
+        self._decoder = spec_of(inner.decoder)
+        added = inner.get_added_tokens_decoder().values()
+        self._special = {token.content for token in added if token.special}
+        self._token_of: dict[int, str | None] = {}
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`; special tokens are not added."""
@@ -26,38 +32,46 @@ class Tokenizer:
         """Return the text of `ids` without special tokens."""
         return str(self._inner.decode(ids, skip_special_tokens=True))
 
+    def stream(self) -> TextStream:
+        """Return a decoder of ids that come one after another."""
+        return TextStream(self._tokens, decoding_stages(self._decoder))
+
+    def _tokens(self, ids: list[int]) -> list[str]:
+        """Return the tokens of which `decode` makes text: neither special nor unknown."""
+        tokens = []
+        for one in ids:
+            if one not in self._token_of:
+                token = self._inner.id_to_token(one)
+                self._token_of[one] = None if token in self._special else token
+            if (known := self._token_of[one]) is not None:
+                tokens.append(known)
+        return tokens
+
 
 class TextStream:
     """Turn a growing list of ids into text that never has to be taken back.
 
-    A byte-level token can end inside a character, so text is held back while it ends in a
-    replacement character.
+    All pieces together are what `Tokenizer.decode` makes of all ids. An id costs the same
+    however long the text is.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._from = 0
-        self._shown = ""
+    def __init__(self, tokens_of: Callable[[list[int]], list[str]], stages: list[Stage]) -> None:
+        self._tokens_of = tokens_of
+        self._stages = stages
 
     def push(self, ids: list[int]) -> str:
         """Add `ids` and return the new text that is certain."""
-        self._ids.extend(ids)
-        text = self._tokenizer.decode(self._ids[self._from :])
-        if text.endswith("\N{REPLACEMENT CHARACTER}"):
-            return ""
-        return self._advance(text)
+        tokens = self._tokens_of(ids)
+        for stage in self._stages:
+            tokens = stage.push(tokens)
+        return "".join(tokens)
 
     def finish(self) -> str:
         """Return what is left, broken characters included."""
-        return self._advance(self._tokenizer.decode(self._ids[self._from :]))
-
-    def _advance(self, text: str) -> str:
-        new = text[len(self._shown) :]
-        # Decoding restarts at the last token, so that a long text costs no more than a short one.
-        self._from = max(self._from, len(self._ids) - 1)
-        self._shown = self._tokenizer.decode(self._ids[self._from :])
-        return new
+        tokens: list[str] = []
+        for stage in self._stages:
+            tokens = stage.push(tokens) + stage.finish()
+        return "".join(tokens)
 
 
 def load_tokenizer(folder: Path, config: LMConfig) -> Tokenizer:

@@ -7,7 +7,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from strata.lm import LanguageModel
-from strata.lm.tokenizer import TextStream
 from strata.stops import StopMatcher
 
 TEXTS = st.text(
@@ -27,7 +26,7 @@ def ids_within(tiny: LanguageModel):
 @example(text="\N{REPLACEMENT CHARACTER}", sizes=[1])
 def test_text_arrives_whole(tiny: LanguageModel, text: str, sizes: list[int]) -> None:
     ids = tiny.tokenizer.encode(text)
-    stream = TextStream(tiny.tokenizer)
+    stream = tiny.tokenizer.stream()
     shown, at = "", 0
     while at < len(ids):
         size = sizes[at % len(sizes)]
@@ -44,7 +43,7 @@ def test_any_ids_stream_to_what_they_decode_to(tiny: LanguageModel, ids_within, 
     """Also special tokens, halves of characters and bytes that belong to none."""
     one = st.integers(0, min(300, ids_within) - 1) | st.integers(0, ids_within - 1)
     ids = data.draw(st.lists(one, max_size=40))
-    stream = TextStream(tiny.tokenizer)
+    stream = tiny.tokenizer.stream()
     shown = "".join(stream.push([one]) for one in ids) + stream.finish()
     assert shown == tiny.tokenizer.decode(ids)
 
