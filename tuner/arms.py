@@ -78,21 +78,30 @@ class PairSpec:
     min_decode_s: float | None
     """None leaves it to the device."""
     purpose: Purpose = DECODE
+    retry: int = 0
+    """Which repeat of a planned pair that failed it is; 0 is the planned pair itself."""
 
     @property
     def pair_id(self) -> str:
         """Return the hash of everything above."""
         return digest(self._identity())[:TRIAL_ID_DIGITS]
 
+    @property
+    def planned_id(self) -> str:
+        """Return the id of the planned pair, whichever try of it this is."""
+        return replace(self, retry=0).pair_id
+
     def trial_id(self, position: int) -> str:
         """Return the hash of the pair and of the run's place in it."""
         return digest([self._identity(), position, ORDER[position]])[:TRIAL_ID_DIGITS]
 
     def _identity(self) -> dict[str, Any]:
-        """Return what the ids are made of; those of the first purpose are older than the others."""
+        """Return what the ids are made of; what came later than they did has no part in most."""
         facts = asdict(self)
         if self.purpose == DECODE:
             del facts["purpose"]
+        if not self.retry:
+            del facts["retry"]
         return facts
 
     def side(self, position: int) -> PairSpec:

@@ -19,7 +19,7 @@ from strata.tuner.pool import Pool, Worker
 from strata.tuner.runner import ProcessRunner, server_command
 from strata.tuner.store import TrialStore
 from strata.tuner.study import IDENTITY, StudyRecord, create_study
-from strata.tuner.sweep import Progress, count_pairs, refuse_repeat, sweep
+from strata.tuner.sweep import Progress, count_pairs, due_retries, refuse_repeat, sweep
 from strata.tuner.worker import ISOLATIONS, Isolation
 
 MAX_WORKERS = 1_024
@@ -72,6 +72,7 @@ def run_plan(
     device: str,
     crew: Crew,
     resume: bool,
+    retry: bool = False,
     where: str,
     log: Path,
     on_start: Callable[[Started], None],
@@ -80,7 +81,8 @@ def run_plan(
 ) -> StudyRecord:
     """Measure what `store` lacks of a plan and return the study; the pairs are stored one by one.
 
-    `where` is the store's name for messages, `log` takes what the trial processes write. Raises
+    `retry` measures the pairs that failed again, too. `where` is the store's name for messages,
+    `log` takes what the trial processes write. Raises
     StrataError for what cannot be run, KeyboardInterrupt passes through with every child ended.
     """
     with ExitStack() as stack:
@@ -95,12 +97,14 @@ def run_plan(
         )
         facts = pool.start()
         study = new_study(plan, facts)
-        refuse_repeat(study, store, resume=resume, where=where)
+        refuse_repeat(study, store, resume=resume or retry, where=where)
         store.add_study(study)
         done, total = count_pairs(study, store)
         other = "" if done else _not_resumed(study, store)
+        if retry:
+            done -= len(due_retries(store.every_trial(study.study)))
         on_start(Started(study=study, done_pairs=done, total_pairs=total, not_resumed=other))
-        sweep(study, store, pool, on_pair=on_pair, on_note=on_note)
+        sweep(study, store, pool, retry=retry, on_pair=on_pair, on_note=on_note)
     return study
 
 

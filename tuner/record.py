@@ -11,6 +11,7 @@ import dataclasses
 import json
 import math
 import typing
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal
@@ -20,11 +21,11 @@ from strata.tuner.arms import DECODE, ORDER, PairSpec
 from strata.tuner.blame import FAILED_ARMS
 from strata.tuner.plan import Purpose
 
-SCHEMA = "strata.trial/4"
-LATER_COLUMNS: tuple[str, ...] = ("conditions", "purpose", "failed_arm")
+SCHEMA = "strata.trial/5"
+LATER_COLUMNS: tuple[str, ...] = ("conditions", "purpose", "failed_arm", "retry_of")
 """The columns that records of the first schema do not have, in the order they came."""
 
-_LACKING = {f"strata.trial/{n}": LATER_COLUMNS[n - 1 :] for n in range(1, 5)}
+_LACKING = {f"strata.trial/{n}": LATER_COLUMNS[n - 1 :] for n in range(1, 6)}
 
 Kind = Literal["ok", "out of memory", "crash", "timeout", "wrong output", "unstable", "interrupted"]
 KINDS: tuple[str, ...] = typing.get_args(Kind)
@@ -93,6 +94,13 @@ class TrialRecord:
     """What the pair was run for: `strata.tuner.arms` has the words. Earlier runs all decoded."""
     failed_arm: str | None = None
     """Whose failure a run that failed is, by `strata.tuner.blame`; None where it is not known."""
+    retry_of: str | None = None
+    """The planned pair that failed and that this one repeats, None in a planned pair itself."""
+
+    @property
+    def planned_id(self) -> str:
+        """Return the id of the planned pair, whichever try of it this belongs to."""
+        return self.retry_of or self.pair_id
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as plain JSON, its keys in the order of the fields."""
@@ -183,7 +191,18 @@ def planned(spec: PairSpec, position: int) -> dict[str, Any]:
         "context_cells": spec.context_cells,
         "max_new": spec.max_new,
         "purpose": spec.purpose,
+        "retry_of": spec.planned_id if spec.retry else None,
     }
+
+
+def last_tries(records: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Return the records that count: of a pair that was tried again, those of its last try."""
+    last: dict[str, tuple[str, bool, str]] = {}
+    for one in records:
+        began = (one.started_at, one.retry_of is not None, one.pair_id)
+        last[one.planned_id] = max(began, last.get(one.planned_id, began))
+    kept = {pair for _, _, pair in last.values()}
+    return [one for one in records if one.pair_id in kept]
 
 
 def is_nullable(types: tuple[type, ...]) -> bool:

@@ -46,7 +46,7 @@ class RecordedGrid:
         if done < total:
             raise StoreError(
                 f"study {study.study} ({study.name}) has {done} of {total} pairs, and a replay "
-                "needs them all; go on with --resume"
+                "needs them all; `strata tune PLAN --resume` measures the rest"
             )
         every, grid, key = store.trials(study.study), study.grid, study.study
         pairs = {arm: list(grid.pairs(arm, study=key)) for arm in grid.arms()}

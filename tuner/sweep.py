@@ -7,16 +7,16 @@ is the same as starting.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from strata.errors import StoreError, StrataError
 from strata.tuner.arms import DECODE, ORDER, Arm, PairSpec
 from strata.tuner.confirm import Confirmation
 from strata.tuner.pool import Done, Lost, Pool, Refused
-from strata.tuner.record import TrialRecord
+from strata.tuner.record import TrialRecord, last_tries
 from strata.tuner.runner import failed_records
 from strata.tuner.sampler import ArmOrder
 from strata.tuner.store import TrialStore
@@ -44,16 +44,19 @@ def sweep(
     store: TrialStore,
     pool: Pool,
     *,
+    retry: bool = False,
     on_pair: Callable[[Progress], None] = lambda progress: None,
     on_note: Callable[[str], None] = lambda words: None,
 ) -> int:
     """Measure every pair of a study that its store lacks; return how many there were.
 
+    With `retry` the pairs that failed are measured again, and what they had given stays beside.
+
     With one worker each pair is in the store before the next one starts, and with many before its
     worker gets another. `on_note` hears what happens to workers. The order in which arms are asked
     for depends, with many workers, on which ends first; which pairs are measured never does.
     """
-    return _Sweep(study, store, pool, on_pair, on_note).run()
+    return _Sweep(study, store, pool, retry, on_pair, on_note).run()
 
 
 class _Sweep:
@@ -64,6 +67,7 @@ class _Sweep:
         study: StudyRecord,
         store: TrialStore,
         pool: Pool,
+        retry: bool,
         on_pair: Callable[[Progress], None],
         on_note: Callable[[str], None],
     ) -> None:
@@ -74,8 +78,10 @@ class _Sweep:
         self._confirmation = Confirmation(study)
         self._arm_of = {one.pair_id: arm for arm, many in self._pairs.items() for one in many}
         self._stored = store.trial_ids(study.study)
-        self._records = store.trials(study.study)
-        self._done = {p.pair_id for p in self._arm_pairs() if is_stored(p, self._stored)}
+        every = store.every_trial(study.study)
+        self._records = last_tries(every)
+        self._retries = due_retries(every) if retry else {}
+        self._done = {p.pair_id for p in self._arm_pairs() if self._is_stored(p)}
         self._waiting: deque[PairSpec] = deque()
         self._choose()
         self._before = frozenset(self._done)
@@ -118,7 +124,7 @@ class _Sweep:
         """Wait for what happens next to a worker, and answer it."""
         if not self._pool.alive:
             raise StrataError(
-                "no worker is left; every finished pair is stored, go on with --resume"
+                "no worker is left; every finished pair is stored, so starting again goes on"
             )
         event = self._pool.wait()
         if isinstance(event, Done):
@@ -138,7 +144,9 @@ class _Sweep:
         while not self._waiting:
             if (arm := self._order.ask()) is None:
                 return None
-            self._waiting += [one for one in self._pairs[arm] if one.pair_id not in self._done]
+            self._waiting += [
+                self._to_run(one) for one in self._pairs[arm] if one.pair_id not in self._done
+            ]
         return self._waiting.popleft()
 
     def _end(self, pair: PairSpec, records: list[TrialRecord]) -> None:
@@ -167,9 +175,9 @@ class _Sweep:
         """Store the records of a pair and tell the order when its arm is done."""
         new = [one for one in records if one.trial_id not in self._stored]
         self._store.add_trials(new)
-        self._records += new
-        self._done.add(pair.pair_id)
-        arm = self._arm_of.get(pair.pair_id)
+        self._records = last_tries([*self._records, *new])
+        self._done.add(pair.planned_id)
+        arm = self._arm_of.get(pair.planned_id)
         if arm is not None and self._is_finished(arm):
             many = self._pairs[arm]
             mine = of_pairs(self._records, many)
@@ -182,10 +190,18 @@ class _Sweep:
         for place in self._confirmation.open_places():
             if all(self._is_finished(arm) for arm in self._confirmation.arms_of(place)):
                 for pair in self._confirmation.choose(place, self._records):
-                    if is_stored(pair, self._stored):
+                    if self._is_stored(pair):
                         self._done.add(pair.pair_id)
                     else:
-                        self._waiting.append(pair)
+                        self._waiting.append(self._to_run(pair))
+
+    def _is_stored(self, pair: PairSpec) -> bool:
+        """Return whether a planned pair needs no run: it is stored, and not to be tried again."""
+        return pair.pair_id not in self._retries and is_stored(pair, self._stored)
+
+    def _to_run(self, pair: PairSpec) -> PairSpec:
+        """Return the try of a planned pair that is due: its first, or the next one."""
+        return replace(pair, retry=self._retries.get(pair.pair_id, 0))
 
     def _arm_pairs(self) -> list[PairSpec]:
         return [pair for of_arm in self._pairs.values() for pair in of_arm]
@@ -216,6 +232,40 @@ def is_stored(pair: PairSpec, stored: set[str]) -> bool:
     return all(pair.trial_id(position) in stored for position in range(len(ORDER)))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcomes:
+    """What became of a study's pairs, each by its last try."""
+
+    measured: int
+    failed: dict[str, int]
+    """Pairs by the kind of what stopped them."""
+    first: TrialRecord | None
+    """A run of the first pair that failed."""
+
+
+def count_outcomes(records: Sequence[TrialRecord]) -> Outcomes:
+    """Return how many pairs were measured and how many failed, by kind."""
+    stopped = {one.pair_id: one for one in reversed(records) if one.kind != "ok"}
+    kinds = Counter(one.kind for one in stopped.values())
+    measured = len({one.pair_id for one in records}) - len(stopped)
+    first = next((one for one in records if one.kind != "ok"), None)
+    return Outcomes(measured=measured, failed=dict(kinds), first=first)
+
+
+def due_retries(records: Sequence[TrialRecord]) -> dict[str, int]:
+    """Return which repeat is due of the planned pairs that failed, by their ids.
+
+    Wrong output is an error of the engine and passes with none of them.
+    """
+    tries: dict[str, set[str]] = {}
+    for one in records:
+        tries.setdefault(one.planned_id, set()).add(one.pair_id)
+    last = last_tries(records)
+    failed = {one.planned_id for one in last if one.kind != "ok"}
+    wrong = {one.planned_id for one in last if one.kind == "wrong output"}
+    return {pair: len(tries[pair]) for pair in failed - wrong}
+
+
 def pair_work(pair: PairSpec) -> int:
     """Return the work of a pair in cells: four answers at ten times the price, or six prompts.
 
@@ -238,7 +288,7 @@ def mean_gain(records: Sequence[TrialRecord], pairs: Sequence[PairSpec]) -> floa
 def of_pairs(records: Sequence[TrialRecord], pairs: Sequence[PairSpec]) -> list[TrialRecord]:
     """Return the records that belong to some pairs."""
     ids = {pair.pair_id for pair in pairs}
-    return [record for record in records if record.pair_id in ids]
+    return [record for record in records if record.planned_id in ids]
 
 
 def pair_gain(runs: Sequence[TrialRecord]) -> float | None:
@@ -252,13 +302,15 @@ def pair_gain(runs: Sequence[TrialRecord]) -> float | None:
 
 
 def refuse_repeat(study: StudyRecord, store: TrialStore, *, resume: bool, where: str) -> None:
-    """Raise StoreError where a sweep would go on without having been asked to."""
+    """Raise StoreError where a sweep would go on without having been asked to.
+
+    One that is done measures nothing more, so it may be asked for again.
+    """
     done, total = count_pairs(study, store)
-    if done and not resume:
-        onward = "go on with --resume" if done < total else "--resume writes its results again"
+    if 0 < done < total and not resume:
         raise StoreError(
             f"study {study.study} ({study.name}) has {done} of {total} pairs in {where}; "
-            f"{onward}, or measure anew into another file (--out, --db)"
+            "go on with --resume, or measure anew into another file (--out, --db)"
         )
 
 

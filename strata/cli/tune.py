@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from strata.cli.console import (
     note,
     say,
     show_table,
+    warn,
 )
 from strata.cli.interrupts import EXIT_INTERRUPTED
 from strata.cli.output_file import check_output_file
@@ -29,16 +31,21 @@ from strata.cli.tune_options import (
     ModesOption,
     OutOption,
     PlanArgument,
+    RetryOption,
     SamplerOption,
     StudyArgument,
     WorkersOption,
 )
+from strata.errors import EXIT_BAD_INPUT
+
+EXIT_PART_FAILED = 1
 
 if TYPE_CHECKING:
     from strata.tuner.drive import Crew
     from strata.tuner.plan import Plan
     from strata.tuner.store import TrialStore
     from strata.tuner.study import StudyRecord
+    from strata.tuner.sweep import Outcomes
 
 
 class _SweepByDefault(TyperGroup):
@@ -75,6 +82,7 @@ def sweep(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a study; what is stored is not repeated.")
     ] = False,
+    retry: RetryOption = None,
     list_: Annotated[
         bool, typer.Option("--list", help="Say which studies the database holds, and stop.")
     ] = False,
@@ -90,10 +98,14 @@ def sweep(
     out: OutOption = DEFAULT_OUT,
     db: DbOption = None,
 ) -> None:
-    """Run a plan: every ring beside the default one, into the database, a table and a report."""
+    """Run a plan: every ring beside the default one, into the database, a table and a report.
+
+    Exit code 0: every pair was measured; 1: part of them failed; 2: nothing was measured.
+    """
     path = db or out / DATABASE_NAME
     with needs_extra("strata tune"):
         from strata.tuner.store import open_database
+        from strata.tuner.sweep import count_outcomes
     if list_ or show is not None:
         with open_database(path, read_only=True) as store:
             _print_list(store) if list_ else _print_study(store, show or "")
@@ -103,12 +115,18 @@ def sweep(
         chosen = chosen.with_sampler(sampler)
     crew = _parse_crew(workers, isolation)
     plans = _expand(chosen)
+    codes = []
     with open_database(path) as store:
         for one in plans:
             study = _run(
-                one, store, device=device, crew=crew, resume=resume, where=str(path), out=out
-            )
-            _finish(store, study, out)
+                one, store, device=device, crew=crew, resume=resume, retry=retry is not None,
+                where=str(path), out=out, onward="go on with --resume",
+            )  # fmt: skip
+            outcomes = count_outcomes(store.trials(study.study))
+            if outcomes.measured:
+                _finish(store, study, out)
+            codes.append(_exit_code(study, outcomes, again="--resume --retry failed"))
+    raise typer.Exit(_worst(codes))
 
 
 @app.command("run-trials")
@@ -121,23 +139,33 @@ def run_trials(
     device: DeviceOption = "auto",
     workers: WorkersOption = "1",
     isolation: IsolationOption = "process",
+    retry: RetryOption = None,
 ) -> None:
     """Run a plan where there is no database, into JSON lines; the same file again goes on.
 
-    Where the plan's axes make several studies, each has a file with its name before FILE's.
+    Where the plan's axes make several studies, each has a file with its name before FILE's. Exit
+    code 0: every pair was measured; 1: part of them failed; 2: nothing was measured.
     """
     check_output_file(jsonl, "--jsonl")
     with needs_extra("strata tune run-trials"):
         from strata.tuner.store import JsonlStore
+        from strata.tuner.sweep import count_outcomes
     chosen = _load_plan(plan, model, modes)
     crew = _parse_crew(workers, isolation)
     plans = _expand(chosen)
+    codes = []
     for one in plans:
         own = jsonl if len(plans) == 1 else jsonl.with_name(f"{one.name}-{jsonl.name}")
         with JsonlStore(own) as store:
-            where, out = str(own), own.parent
-            _run(one, store, device=device, crew=crew, resume=True, where=where, out=out)
-        say(f"take them home with: strata tune import {own}")
+            study = _run(
+                one, store, device=device, crew=crew, resume=True, retry=retry is not None,
+                where=str(own), out=own.parent, onward="the same command goes on",
+            )  # fmt: skip
+            outcomes = count_outcomes(store.trials(study.study))
+        if outcomes.measured:
+            say(f"take them home with: strata tune import {own}")
+        codes.append(_exit_code(study, outcomes, again="--retry failed"))
+    raise typer.Exit(_worst(codes))
 
 
 @app.command()
@@ -181,8 +209,10 @@ def _run(
     device: str,
     crew: Crew,
     resume: bool,
+    retry: bool,
     where: str,
     out: Path,
+    onward: str,
 ) -> StudyRecord:
     """Sweep with a progress bar; Ctrl-C and SIGTERM say what is stored and exit with 130."""
     from strata.cli.tune_view import SweepBar
@@ -198,6 +228,7 @@ def _run(
                     device=device,
                     crew=crew,
                     resume=resume,
+                    retry=retry,
                     where=where,
                     log=out / "trials.log",
                     on_start=bar.start,
@@ -206,8 +237,30 @@ def _run(
                 )
         except KeyboardInterrupt:
             bar.stop()
-            note(f"interrupted; every finished pair is in {where}; go on with --resume")
+            note(f"interrupted; every finished pair is in {where}; {onward}")
             raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def _exit_code(study: StudyRecord, outcomes: Outcomes, *, again: str) -> int:
+    """Return the exit code of a sweep that ended, and say what failed in it."""
+    if outcomes.first is None:
+        return 0
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(outcomes.failed.items()))
+    failed = sum(outcomes.failed.values())
+    if outcomes.measured:
+        warn([f"{failed} of {failed + outcomes.measured} pairs failed ({kinds}); what failed for "
+              f"a passing reason is measured again with {again}"])  # fmt: skip
+        return EXIT_PART_FAILED
+    note(
+        f"error: study {study.study} ({study.name}) measured nothing: all {failed} pairs failed "
+        f"({kinds}), the first with: {' '.join(outcomes.first.message.split())}"
+    )
+    return EXIT_BAD_INPUT
+
+
+def _worst(codes: Sequence[int]) -> int:
+    """Return the exit code of several studies: nothing, part, or all of them measured."""
+    return codes[0] if len(set(codes)) == 1 else EXIT_PART_FAILED
 
 
 def _finish(store: TrialStore, study: StudyRecord, out: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -28,6 +28,13 @@ ModesOption = Annotated[
     str | None,
     typer.Option(
         metavar="off|on|off,on", help="Without the drafter, with it, or both; else the plan's."
+    ),
+]
+RetryOption = Annotated[
+    Literal["failed"] | None,
+    typer.Option(
+        metavar="failed",
+        help="Go on with a study and measure the pairs that failed again; both tries are kept.",
     ),
 ]
 SamplerOption = Annotated[

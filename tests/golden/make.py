@@ -74,11 +74,11 @@ GAINS = {64: 1.25, 128: 0.75}
 
 
 def runs(pair: PairSpec) -> list[TrialRecord]:
-    """Return the four runs of a pair; the pair of the default with itself ran out of time."""
+    """Return the four runs of a pair; the default with itself ran out of time the first time."""
     return [
         TrialRecord(
             **planned(pair, position),
-            **(outcome(pair, position) if pair.arm_ring_cells == 32 else TIMEOUT),
+            **(outcome(pair, position) if pair.arm_ring_cells == 32 or pair.retry else TIMEOUT),
             device=FACTS.device,
             model_hash=FACTS.model_hash,
             engine_version=FACTS.engine_version,
@@ -99,7 +99,7 @@ def outcome(pair: PairSpec, position: int) -> dict[str, Any]:
     seed = int(pair.passage.partition(":")[2])
     rate = 128.0 + seed
     if ORDER[position] == "arm":
-        rate *= GAINS[pair.tier_cells] + seed / 1024
+        rate *= GAINS[pair.tier_cells] + seed / 1024 if pair.arm_ring_cells == 32 else 1
     return {
         "kind": "ok",
         "message": "",
@@ -150,12 +150,17 @@ def write_all(folder: Path) -> None:
 
 
 def fill(store: DuckStore, study: StudyRecord) -> None:
-    """Store every pair of the study, and one that its plan does not name, of another purpose."""
+    """Store every pair of the study, one of them tried again, and one of another purpose.
+
+    The plan does not name the last one.
+    """
     store.add_study(study)
     for arm in study.grid.arms():
         for pair in study.grid.pairs(arm, study=study.study):
             store.add_try(study.study, pair.pair_id, "begun")
             store.add_trials(runs(pair))
+    failed = next(study.grid.pairs(study.grid.arm(64, "on", 64), study=study.study))
+    store.add_trials(runs(replace(failed, retry=1)))
     price = replace(pair, purpose="break-even", default_ring_cells=pair.arm_ring_cells)
     store.add_trials(runs(price))
 

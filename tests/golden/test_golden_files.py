@@ -132,6 +132,24 @@ def test_the_fifth_schema_adds_whose_failure_it_is(tmp_path: Path, store: DuckSt
     assert {(one.kind, one.failed_arm) for one in trials} == {("ok", None), ("timeout", "default")}
 
 
+def test_the_sixth_schema_adds_what_was_tried_again(tmp_path: Path, store: DuckStore) -> None:
+    with store:
+        assert store.trials(STUDY) == store.every_trial(STUDY)
+        assert {one.retry_of for one in store.trials(STUDY)} == {None}
+    lines = MemoryStore()
+    study, *_ = import_study(lines, unpacked("trials-5.jsonl.xz", tmp_path))
+    newer = DuckStore(unpacked("store-6.duckdb.xz", tmp_path), must_exist=True)
+    with newer:
+        every, last = newer.every_trial(study.study), newer.trials(study.study)
+    assert lines.every_trial(study.study) == every
+    assert {one.record for one in every} == {"strata.trial/5"}
+    gone = [one for one in every if one not in last]
+    again = [one for one in last if one.retry_of]
+    assert {one.pair_id for one in gone} == {one.retry_of for one in again}
+    assert [one.kind for one in gone] == ["timeout"] * 4
+    assert [one.kind for one in again] == ["ok"] * 4
+
+
 def test_the_study_is_still_judged_as_it_was(store: DuckStore) -> None:
     with store:
         study = store.study(STUDY)

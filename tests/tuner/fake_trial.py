@@ -142,6 +142,7 @@ def main() -> int:
     parser.add_argument("--pids", type=Path)
     parser.add_argument("--delay", type=float, default=0.0)
     parser.add_argument("--isolation", default="process")
+    parser.add_argument("--number", type=int)
     options = parser.parse_args()
     engine = FakeEngine(options.pids, options.delay)
     return serve(engine, parent=options.parent, isolation=options.isolation)

@@ -49,7 +49,7 @@ def import_study(store: TrialStore, path: Path) -> tuple[StudyRecord, int, int]:
     else:
         study, trials = read_jsonl(path)
     store.add_study(study)
-    known = {trial.trial_id: trial for trial in store.trials(study.study)}
+    known = {trial.trial_id: trial for trial in store.every_trial(study.study)}
     for trial in trials:
         if known.get(trial.trial_id, trial) != trial:
             raise StoreError(f"{path}: trial {trial.trial_id} is stored already with other figures")

@@ -6,6 +6,8 @@
   an id that is there already raises StoreError, and so does an unknown study.
 - A try of a pair is noted when it begins and when it ends without a result, so that a pair that
   ends whatever runs it is not run for ever. Notes only grow in number; a study must be there.
+- A pair that failed may be measured again: the new trials stand beside the old ones and name the
+  planned pair. `trials` has the last try of each pair, `every_trial` has all.
 - Reading never changes anything. Trials come back in the order they were added.
 """
 
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING, Literal, Self, get_args
 
 from strata.errors import StoreError
 from strata.tuner.arms import DECODE
-from strata.tuner.record import COLUMNS, TrialRecord
+from strata.tuner.record import COLUMNS, TrialRecord, last_tries
 from strata.tuner.study import StudyRecord
 
 if TYPE_CHECKING:
@@ -47,8 +49,12 @@ class TrialStore(ABC):
         """Return every study, oldest first."""
 
     @abstractmethod
+    def every_trial(self, study: str) -> list[TrialRecord]:
+        """Return the trials of a study by its full key, those that were tried again included."""
+
     def trials(self, study: str) -> list[TrialRecord]:
-        """Return the trials of a study by its full key."""
+        """Return the trials of a study that count: each pair's last try."""
+        return last_tries(self.every_trial(study))
 
     @abstractmethod
     def trial_ids(self, study: str) -> set[str]:

@@ -105,8 +105,8 @@ class DuckStore(TrialStore):
         rows = self._select("studies", STUDY_COLUMNS, "true", [])
         return [StudyRecord.from_json(row, origin=str(self.path)) for row in rows]
 
-    def trials(self, study: str) -> list[TrialRecord]:
-        """Return the trials of a study by its full key."""
+    def every_trial(self, study: str) -> list[TrialRecord]:
+        """Return the trials of a study by its full key, those that were tried again included."""
         rows = self._select("trials", tuple(COLUMNS), "study = ?", [study])
         return [TrialRecord.from_json(row, origin=str(self.path)) for row in rows]
 
@@ -350,7 +350,7 @@ def _reason(error: Exception, *, reading: bool) -> str:
     if "version number" in lowered or "storage version" in lowered:
         return "a newer DuckDB wrote it, so strata did not; give --db another path"
     if any(word in lowered for word in ("no space", "file too large", "could not write")):
-        return "the disk is full or the file may not grow; free space, then go on with --resume"
+        return "the disk is full or the file may not grow; free space, then start again"
     if "catalog error" in lowered or "binder error" in lowered:
         return "its tables are not those of a trial database; give --db another path"
     if "permission denied" in lowered or "read-only" in lowered:

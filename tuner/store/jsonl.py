@@ -89,7 +89,7 @@ def export_jsonl(store: TrialStore, study: str, path: Path) -> int:
     Each file is written beside its place and renamed there.
     """
     record = store.study(study)
-    trials = store.trials(record.study)
+    trials = store.every_trial(record.study)
     lines = [_study_line(record), *(trial.to_line() for trial in trials)]
     try:
         beside(path).unlink(missing_ok=True)
@@ -114,7 +114,7 @@ def read_jsonl(path: Path) -> tuple[StudyRecord, list[TrialRecord]]:
     if not source.studies():
         raise StoreError(f"{path} holds no study; `strata tune run-trials` writes such a file")
     study = source.studies()[0]
-    return study, source.trials(study.study)
+    return study, source.every_trial(study.study)
 
 
 def _fill(store: MemoryStore, path: Path) -> int:

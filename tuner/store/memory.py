@@ -34,13 +34,13 @@ class MemoryStore(TrialStore):
         """Return every study, oldest first."""
         return list(self._studies.values())
 
-    def trials(self, study: str) -> list[TrialRecord]:
-        """Return the trials of a study by its full key."""
+    def every_trial(self, study: str) -> list[TrialRecord]:
+        """Return the trials of a study by its full key, those that were tried again included."""
         return [record for record in self._trials.values() if record.study == study]
 
     def trial_ids(self, study: str) -> set[str]:
         """Return the ids of the trials of a study."""
-        return {record.trial_id for record in self.trials(study)}
+        return {record.trial_id for record in self.every_trial(study)}
 
     def add_try(self, study: str, pair_id: str, outcome: Outcome) -> None:
         """Note that a try of a pair began, or how it ended without a result."""

@@ -84,7 +84,13 @@ ALTER TABLE trials ADD COLUMN failed_arm VARCHAR;
 CREATE INDEX trials_by_study ON trials (study);
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH)
+_SIXTH = """
+DROP INDEX trials_by_study;
+ALTER TABLE trials ADD COLUMN retry_of VARCHAR;
+CREATE INDEX trials_by_study ON trials (study);
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH)
 VERSION = len(MIGRATIONS)
 
 
