@@ -20,6 +20,7 @@ from strata.files import write_whole
 from strata.tuner.arms import ORDER
 from strata.tuner.record import TrialRecord
 from strata.tuner.store.base import OUTCOMES, Outcome, TrialStore
+from strata.tuner.store.lock import open_alone
 from strata.tuner.store.manifest import (
     FileFacts,
     beside,
@@ -34,19 +35,25 @@ TRY_SCHEMA = "strata.try/1"
 
 
 class JsonlStore(MemoryStore):
-    """Keeps one study in a file of JSON lines that only grows."""
+    """Keeps one study in a file of JSON lines that only grows, by one process at a time."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.path = path
-        whole = _fill(self, path) if path.is_file() else 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open_alone(path)
+        except OSError as error:
+            raise StoreError(f"{path} cannot be opened: {error.strerror}") from None
+        try:
+            whole = _fill(self, path)
             beside(path).unlink(missing_ok=True)  # it spoke of the file before it grew
-            self._file = path.open("ab")
             self._file.truncate(whole)
         except OSError as error:
             raise StoreError(f"{path} cannot be opened: {error.strerror}") from None
+        except BaseException:
+            self.close()
+            raise
 
     def add_study(self, study: StudyRecord) -> None:
         """Add the one study of the file."""
@@ -72,6 +79,8 @@ class JsonlStore(MemoryStore):
     def close(self) -> None:
         """Let go of the file; what could not be written was reported by the write."""
         with suppress(OSError):
+            if not self._studies and not self.path.stat().st_size:
+                self.path.unlink()  # nothing came of it
             self._file.close()
 
     def _append(self, lines: Sequence[str]) -> None:
