@@ -211,6 +211,7 @@ def create_session(
     drafts = resolve_drafts(model, config)
     demand = session_demand(model, config, drafts, prompt_cells=prompt_cells, max_new=max_new)
     decision, warnings = decide_ring(model, config, demand, drafts, environ)
+    warnings = [*model.config.warnings, *warnings]
     slots = demand.most_experts(decision.pool_cells)
     arena = Arena(demand.arena_bytes(decision.pool_cells, slots), model.device)
     kv = KvCache(demand.geometry(decision.pool_cells), config.kv.victims, arena)

@@ -15,9 +15,9 @@ from strata.config import KvConfig, Selection
 from strata.errors import CheckpointError, UsageError
 from strata.layout import Demand
 from strata.lm import LanguageModel, bundled_model_path
-from strata.lm.checkpoint import Checkpoint, hash_checkpoint
-from strata.lm.config import load_config
+from strata.lm.checkpoint import hash_checkpoint
 from strata.lm.layers import Rotary
+from strata.lm.model import open_checkpoint
 from strata.lm.tokenizer import load_tokenizer
 from strata.lm.weights import load_weights
 from strata.policy import minimum_ring_cells, need_cells, round_up
@@ -143,9 +143,9 @@ class TensorThere(torch.Tensor):
 def _load(folder: Path, kv_dtype: str) -> LanguageModel:
     if kv_dtype not in DTYPE_DEVICES:
         raise UsageError(f"K/V in {kv_dtype}: it is one of {', '.join(DTYPE_DEVICES)}")
-    config, host = load_config(folder), torch.device("cpu")
+    (checkpoint, config), host = open_checkpoint(folder), torch.device("cpu")
     dtype, kind = getattr(torch, kv_dtype), DTYPE_DEVICES[kv_dtype]
-    weights = load_weights(Checkpoint(folder), config, device=host, dtype=dtype)
+    weights = load_weights(checkpoint, config, device=host, dtype=dtype)
     if kind == "cuda":
         there = weights.embedding.as_subclass(TensorThere)
         weights = replace(weights, embedding=there)

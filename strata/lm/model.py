@@ -14,7 +14,7 @@ from strata.lm.checkpoint import Checkpoint, hash_checkpoint
 from strata.lm.config import LMConfig, load_config
 from strata.lm.layers import Rotary, project_qkv, rms_norm
 from strata.lm.tokenizer import Tokenizer, load_tokenizer
-from strata.lm.weights import Weights, load_weights
+from strata.lm.weights import Weights, load_weights, settle_head
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
 """(layer, q [R, Q, D], cells [R, 2, K, D]) -> attention [R, Q * D]."""
@@ -68,6 +68,13 @@ class LanguageModel:
         return self.weights.head(hidden).float()
 
 
+def open_checkpoint(folder: Path) -> tuple[Checkpoint, LMConfig]:
+    """Return the tensors in `folder` and the sizes that they have."""
+    config = load_config(folder)
+    checkpoint = Checkpoint(folder)
+    return checkpoint, settle_head(checkpoint, config)
+
+
 def load_model(path: str | Path, device: str = "auto") -> LanguageModel:
     """Load the checkpoint folder `path`; float32 on a CPU, bfloat16 on a GPU.
 
@@ -78,11 +85,11 @@ def load_model(path: str | Path, device: str = "auto") -> LanguageModel:
     target = resolve_device(device)
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is no folder; give the folder of a checkpoint")
-    config = load_config(folder)
+    checkpoint, config = open_checkpoint(folder)
     dtype = torch.bfloat16 if target.type == "cuda" else torch.float32
     return LanguageModel(
         config=config,
-        weights=load_weights(Checkpoint(folder), config, device=target, dtype=dtype),
+        weights=load_weights(checkpoint, config, device=target, dtype=dtype),
         tokenizer=load_tokenizer(folder, config),
         device=target,
         dtype=dtype,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import tokenizers
 from strata.errors import CheckpointError
 from strata.lm.config import LMConfig, parse_eos
 from strata.lm.decoders import Stage, decoding_stages, spec_of
+from strata.lm.json_object import read_object
 
 
 class Tokenizer:
@@ -75,7 +75,7 @@ class TextStream:
 
 
 def load_tokenizer(folder: Path, config: LMConfig) -> Tokenizer:
-    """Read `folder`/tokenizer.json; eos ids come from the config or the generation config."""
+    """Read `folder`/tokenizer.json; the ids that end a text are `eos_ids`."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise CheckpointError(f"{folder} has no tokenizer.json; fetch the checkpoint again")
@@ -83,19 +83,30 @@ def load_tokenizer(folder: Path, config: LMConfig) -> Tokenizer:
         inner = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise CheckpointError(f"{path} is no tokenizer: {error}") from None
-    if inner.get_vocab_size() > config.vocab:
+    token, last = max(inner.get_vocab().items(), key=lambda item: item[1], default=("", -1))
+    if last >= config.vocab:
         raise CheckpointError(
-            f"{path} has {inner.get_vocab_size()} tokens, the model only {config.vocab}"
+            f"{path} has the token {token[:40]!r} as id {last}, the model only "
+            f"{config.vocab} tokens (vocab_size)"
         )
-    return Tokenizer(inner, config.eos_ids or _generation_eos(folder))
+    # What the library was last used with (training, batches) is no part of a prompt.
+    inner.no_truncation()
+    inner.no_padding()
+    if getattr(inner.model, "dropout", None):
+        inner.model.dropout = None
+    return Tokenizer(inner, _eos_ids(folder, config))
 
 
-def _generation_eos(folder: Path) -> tuple[int, ...]:
-    """Return the ids that `folder`/generation_config.json ends at; the file is optional."""
+def _eos_ids(folder: Path, config: LMConfig) -> tuple[int, ...]:
+    """Return the ids that end a text: generation_config.json's, else those of the config.
+
+    The file is optional, but one that cannot be read is not passed over.
+    """
     path = folder / "generation_config.json"
-    if not path.is_file():
-        return ()
+    if not path.exists():
+        return config.eos_ids
     try:
-        return parse_eos(json.loads(path.read_text(encoding="utf-8")).get("eos_token_id"))
-    except (OSError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from None
+        named = parse_eos(read_object(path).get("eos_token_id"), config.vocab)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    return named or config.eos_ids

@@ -156,9 +156,7 @@ def load_weights(
         )
 
     layers, routers = [], []
-    # A configuration of a billion layers must be refused, not allocated.
-    last = f"model.layers.{c.layers - 1}.mlp.experts.{c.experts - 1}"
-    checkpoint.require(f"{last}.down_proj.weight")
+    _require_experts(checkpoint, c)
     experts = torch.empty(
         (c.layers * c.experts, 3 * c.expert_width, c.hidden),
         dtype=dtype,
@@ -185,8 +183,36 @@ def load_weights(
         mtp=_load_mtp(take, attention("mtp.layers.0"), c) if c.mtp_layers else None,
         experts=experts,
     )
-    checkpoint.refuse_rest(*(() if c.mtp_layers else ("mtp.",)), *(("lm_head.",) if c.tied else ()))
+    checkpoint.refuse_rest(*(() if c.mtp_layers else ("mtp.",)))
     return weights if device.type == "cpu" else _in_one_block(weights, device)
+
+
+def _require_experts(checkpoint: Checkpoint, c: LMConfig) -> None:
+    """Raise where one is missing: a configuration of a billion must be refused, not allocated."""
+    for i in range(c.layers):
+        for e in range(c.experts):
+            name = f"model.layers.{i}.mlp.experts.{e}"
+            checkpoint.require(f"{name}.gate_proj.weight", c.expert_width, c.hidden)
+            checkpoint.require(f"{name}.up_proj.weight", c.expert_width, c.hidden)
+            checkpoint.require(f"{name}.down_proj.weight", c.hidden, c.expert_width)
+
+
+def settle_head(checkpoint: Checkpoint, config: LMConfig) -> LMConfig:
+    """Return `config` as the head in `checkpoint` is: `transformers` ties none that differs.
+
+    A head that equals the embedding it is tied to is forgotten.
+    """
+    embedding, head = "model.embed_tokens.weight", "lm_head.weight"
+    if not config.tied or head not in checkpoint or embedding not in checkpoint:
+        return config
+    if checkpoint.same(embedding, head):
+        checkpoint.drop(head)
+        return config
+    note = (
+        f"{checkpoint.folder}: tie_word_embeddings is true, but lm_head.weight differs from the "
+        "embedding; it is used as it is, as transformers does"
+    )
+    return replace(config, tied=False, warnings=(*config.warnings, note))
 
 
 def _load_mtp(

@@ -15,6 +15,9 @@ WEIGHTS, CONFIG, TOKENS = "model.safetensors", "config.json", "tokenizer.json"
 INDEX = "model.safetensors.index.json"
 
 
+LAYERS = {"layer_types": None, "mlp_layer_types": None}
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return copy_checkpoint(tmp_path / "model")
@@ -56,23 +59,24 @@ def test_each_file_missing_truncated_or_noise(folder: Path, name: str, damage: s
     ("changes", "words"),
     [
         ({"model_type": "llama"}, "model_type 'llama' is not supported"),
-        ({"model_type": ...}, "model_type None"),
+        ({"model_type": ...}, "no key 'model_type'"),
         ({"hidden_size": ...}, "no key 'hidden_size'"),
         ({"hidden_size": 128}, "has shape"),
         ({"hidden_size": "wide"}, "wide"),
-        ({"hidden_size": -64}, "hidden is -64"),
-        ({"num_attention_heads": 0, "head_dim": None}, "heads is 0"),
-        ({"num_key_value_heads": 0}, "kv_heads is 0"),
+        ({"hidden_size": -64}, "hidden_size is -64"),
+        ({"num_attention_heads": 0, "head_dim": None}, "num_attention_heads is 0"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads is 0"),
         ({"num_key_value_heads": 3}, "do not fit 3 K/V heads"),
-        ({"num_hidden_layers": 0}, "layers is 0"),
-        ({"num_hidden_layers": 9}, "no tensor model.layers.8"),
-        ({"num_hidden_layers": 1_000_000_000}, "no tensor model.layers.999999999"),
-        ({"num_hidden_layers": 1}, "does not account for: model.layers.1."),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"num_hidden_layers": 9}, "layer_types has 2 entries for 9 layers"),
+        ({**LAYERS, "num_hidden_layers": 9}, "no tensor model.layers.2"),
+        ({**LAYERS, "num_hidden_layers": 1_000_000_000}, "no tensor model.layers.2"),
+        ({**LAYERS, "num_hidden_layers": 1}, "does not account for: model.layers.1."),
         ({"num_local_experts": 7}, "has shape"),
         ({"num_experts_per_tok": 9}, "9 experts a token"),
         ({"head_dim": 33}, "33"),
         ({"vocab_size": 8}, "8"),
-        ({"max_position_embeddings": 0}, "max_positions is 0"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings is 0"),
         ({"rope_parameters": ...}, "rope_parameters"),
         ({"rope_parameters": None}, "rope_parameters"),
         ({"rope_parameters": {"full_attention": 7}}, "full_attention"),
@@ -82,7 +86,8 @@ def test_each_file_missing_truncated_or_noise(folder: Path, name: str, damage: s
         ({"mlp_layer_types": ["dense", "sparse"]}, "sparse"),
         ({"mtp_mlp_layer_types": []}, "MTP"),
         ({"mtp_mlp_layer_types": ["sparse"]}, "MTP"),
-        ({"num_nextn_predict_layers": 2}, "MTP"),
+        ({"num_nextn_predict_layers": 2}, "two names of one key"),
+        ({"num_nextn_predict_layers": 2, "num_mtp_layers": None}, "MTP"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"attention_bias": True}, "attention_bias"),
         ({"eos_token_id": "end"}, "end"),
