@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -17,11 +17,13 @@ calm()  # before torch is imported: prompts take every core, and a busy machine 
 
 import torch  # noqa: E402
 
+from strata.cli import tables  # noqa: E402
 from strata.config import SamplingParams, SessionConfig  # noqa: E402
 from strata.generation import Generation  # noqa: E402
 from strata.lm import LanguageModel, bundled_model_path, load_model  # noqa: E402
 from strata.lm.tokenizer import Tokenizer  # noqa: E402
 from strata.session import Session, create_session  # noqa: E402
+from tests.table_words import watch  # noqa: E402
 
 # Two OpenMP threads that spin on two busy cores are slower than one by far.
 torch.set_num_threads(1)
@@ -53,6 +55,14 @@ def pytest_collection_finish() -> None:
 
 def pytest_sessionfinish() -> None:
     gc.unfreeze()  # lest a library calls what is still there at the end a leak
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_table_is_cut() -> Iterator[None]:
+    """Hold every table that any command prints in any test against terminals of five widths."""
+    inner, tables.lay_out = tables.lay_out, watch(tables.lay_out)
+    yield
+    tables.lay_out = inner
 
 
 @pytest.fixture(scope="session")

@@ -16,31 +16,36 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from strata.cli import tables
 from strata.cli.interrupts import EXIT_INTERRUPTED, holding, raising
+from strata.cli.tables import plain
 from strata.errors import EXIT_BAD_INPUT, StrataError, UsageError
 
 EXIT_PIPE_CLOSED = 141
-
-PIPE_COLUMNS = 200
 
 out = Console(highlight=False, emoji=False)
 err = Console(stderr=True, highlight=False, emoji=False)
 
 
 def say(text: str) -> None:
-    """Print `text` to stdout as it is: no markup, no wrapping."""
-    out.print(text, markup=False, soft_wrap=True)
+    """Print `text` to stdout as it is: no markup, no wrapping, control characters spelt out."""
+    out.print(plain(text), markup=False, soft_wrap=True)
 
 
 def note(text: str) -> None:
     """Print `text` to stderr as it is."""
-    err.print(text, markup=False, soft_wrap=True)
+    err.print(plain(text), markup=False, soft_wrap=True)
 
 
-def show_table(table: Table) -> None:
-    """Print `table` to stdout, as wide as it likes where no terminal limits it."""
-    wide = out if out.is_terminal else Console(highlight=False, emoji=False, width=PIPE_COLUMNS)
-    wide.print(table)
+def show_table(table: Table, to: Console = out) -> None:
+    """Print `table`, to stdout unless said otherwise, and as wide as it likes into a pipe.
+
+    COLUMNS limits it there too. A table holds no escape sequence: not all that look like terminals
+    are, and what is copied out of one is to be plain.
+    """
+    limited = to.file.isatty() or "COLUMNS" in os.environ
+    for line in tables.lay_out(table, to.width if limited else None):
+        to.print(line, markup=False, soft_wrap=True)
 
 
 def warn(warnings: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from strata.cli import session_options as opt
-from strata.cli.console import err, fail_cleanly, note, warn
+from strata.cli.console import err, fail_cleanly, note, show_table, warn
 from strata.cli.interrupts import EXIT_INTERRUPTED, holding
 from strata.cli.json_file import check_json_target, write_json
 from strata.cli.prompt_text import prompt_text, typed_text
@@ -182,7 +182,7 @@ def _run(session: Session, ids: list[int], params: SamplingParams, json_file: st
         sys.stdout.write("\n")
         sys.stdout.flush()
     stats = stats_object(session, prefill, generation)
-    err.print(stats_block(stats))
+    show_table(stats_block(stats), err)
     if json_file is not None:
         write_json(json_file, stats)
     if generation.stopped == "interrupted":
