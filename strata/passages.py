@@ -62,8 +62,8 @@ def document_of_seed(seed: int) -> Document:
 def load_passage(spec: str, tokenizer: Tokenizer) -> list[int]:
     """Return the ids of passage ``CELLS[:SEED]``: the first CELLS of document SEED.
 
-    Seeds count documents and wrap around. Raises UsageError for a spec that is none and for a
-    document that is shorter.
+    They begin with what the tokenizer puts before any text. Seeds count documents and wrap
+    around. Raises UsageError for a spec that is none and for a document that is shorter.
     """
     cells, seed = parse_passage(spec)
     document = document_of_seed(seed)
@@ -72,7 +72,7 @@ def load_passage(spec: str, tokenizer: Tokenizer) -> list[int]:
     ids: list[int] = []
     characters = cells * 6
     while len(ids) < cells:
-        ids = tokenizer.encode(text[:characters])
+        ids = tokenizer.encode_start(text[:characters])
         if characters >= len(text):
             break
         characters *= 2

@@ -38,6 +38,9 @@ def generate(
         str | None,
         typer.Option(metavar="CELLS[:SEED]", help="Take a bundled held-out text as the prompt."),
     ] = None,
+    special_tokens: Annotated[
+        bool, typer.Option(help="Add what the tokenizer adds to a text, such as BOS at its start.")
+    ] = True,
     model: Annotated[
         Path | None, typer.Option(help="Checkpoint folder; unset is the bundled model.")
     ] = None,
@@ -119,6 +122,8 @@ def generate(
     config.check()
     params.check()
     check_policy(policy=config.policy, table=config.table, environ=os.environ)
+    if passage is not None and not special_tokens:
+        raise UsageError("--no-special-tokens goes with a text, and --passage names none")
     if "" in params.stop:
         raise UsageError("--stop: an empty text ends nothing; give at least one character")
     check_json_target(json_file)
@@ -134,7 +139,7 @@ def generate(
         parse_passage(passage)
     warn(set_decode_threads(threads))
     loaded = load_model(model or bundled_model_path(), device)
-    ids = _prompt_ids(loaded, text, passage)
+    ids = _prompt_ids(loaded, text, passage, special_tokens)
     session = create_session(loaded, config, prompt_cells=len(ids), max_new=max_new)
     if device == "auto" and loaded.device.type == "cpu":
         note("no CUDA device: running on the CPU in float32")
@@ -145,13 +150,18 @@ def generate(
     _run(session, ids, params, json_file)
 
 
-def _prompt_ids(model: LanguageModel, text: str | None, passage: str | None) -> list[int]:
-    if text is not None:
-        return model.tokenizer.encode(text)
-    from strata.passages import load_passage
+def _prompt_ids(
+    model: LanguageModel, text: str | None, passage: str | None, special_tokens: bool
+) -> list[int]:
+    if text is None:
+        from strata.passages import load_passage
 
-    assert passage is not None
-    return load_passage(passage, model.tokenizer)
+        assert passage is not None
+        return load_passage(passage, model.tokenizer)
+    ids = model.tokenizer.encode(text, special_tokens=special_tokens)
+    if not ids:
+        raise UsageError(f"the tokenizer of {model.folder} knows no token of the prompt")
+    return ids
 
 
 def _run(session: Session, ids: list[int], params: SamplingParams, json_file: str | None) -> None:

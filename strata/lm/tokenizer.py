@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 
 import tokenizers
@@ -24,9 +25,15 @@ class Tokenizer:
         self._special = {token.content for token in added if token.special}
         self._token_of: dict[int, str | None] = {}
 
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of `text`; special tokens are not added."""
-        return list(self._inner.encode(text, add_special_tokens=False).ids)
+    def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
+        """Return the ids of `text`, within those that the tokenizer adds to a text."""
+        return list(self._inner.encode(text, add_special_tokens=special_tokens).ids)
+
+    def encode_start(self, text: str) -> list[int]:
+        """Return the ids of a text that goes on: nothing is added behind it."""
+        encoding = self._inner.encode(text)
+        added_behind = takewhile(bool, reversed(encoding.special_tokens_mask))
+        return list(encoding.ids[: len(encoding.ids) - sum(added_behind)])
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of `ids` without special tokens."""
