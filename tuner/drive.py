@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,6 +13,7 @@ from typing import cast
 from strata.errors import UsageError
 from strata.tuner.arms import lay_grid
 from strata.tuner.cluster import Cluster
+from strata.tuner.crowd import most_pairs, most_workers
 from strata.tuner.environment import EngineFacts
 from strata.tuner.plan import Plan
 from strata.tuner.pool import Pool, Worker
@@ -104,6 +105,12 @@ def run_plan(
         if retry:
             done -= len(due_retries(store.every_trial(study.study)))
         on_start(Started(study=study, done_pairs=done, total_pairs=total, not_resumed=other))
+        if not crew.ray:
+            asked = crew.count or 1
+            count, reason = most_workers(asked, pairs=total - done, facts=facts)
+            if reason:
+                on_note(f"warning: --workers {asked}: {count} measure, {reason}")
+            pool.add(_workers_here(crew, plan, range(1, count), device=device, log=log))
         sweep(study, store, pool, retry=retry, on_pair=on_pair, on_note=on_note)
     return study
 
@@ -111,20 +118,29 @@ def run_plan(
 def _workers(
     crew: Crew, plan: Plan, *, device: str, log: Path, stack: ExitStack
 ) -> Sequence[Worker]:
-    """Return the workers of a crew, not started yet; `stack` leaves the cluster after them."""
-    command = partial(server_command, model=plan.model, device=device, isolation=crew.isolation)
+    """Return the workers that a crew starts with; `stack` leaves the cluster after them.
+
+    Of a crew on this machine that is the first one, which tells how many more there can be.
+    """
     if crew.ray:
+        command = partial(server_command, model=plan.model, device=device, isolation=crew.isolation)
         cluster = Cluster()
         stack.callback(cluster.close)
-        return [cluster.worker(one, command) for one in cluster.places(device, crew.count)]
+        places = cluster.places(device, crew.count)[: most_pairs(plan)]
+        return [cluster.worker(one, command) for one in places]
     if crew.count != 1 and ":" in device:
         raise UsageError(
             f"--device {device} is one GPU, and {crew.count} workers need one each; use cuda"
         )
-    return [
-        ProcessRunner([*command(), "--number", str(number)], log=log)
-        for number in range(crew.count or 1)
-    ]
+    return _workers_here(crew, plan, range(1), device=device, log=log)
+
+
+def _workers_here(
+    crew: Crew, plan: Plan, numbers: Iterable[int], *, device: str, log: Path
+) -> list[ProcessRunner]:
+    """Return the workers of this machine with some numbers, not started yet."""
+    command = server_command(model=plan.model, device=device, isolation=crew.isolation)
+    return [ProcessRunner([*command, "--number", str(number)], log=log) for number in numbers]
 
 
 def _not_resumed(study: StudyRecord, store: TrialStore) -> str:

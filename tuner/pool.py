@@ -133,9 +133,7 @@ class Pool:
 
         Raises StrataError, the first worker's, where none can.
         """
-        for slot in self._slots:
-            slot.thread = threading.Thread(target=self._serve, args=(slot,), daemon=True)
-            slot.thread.start()
+        self._begin(self._slots)
         found: dict[int, Event] = {}
         for number in range(len(self._slots)):
             while number not in found:
@@ -149,6 +147,18 @@ class Pool:
         refused = found[0]
         assert isinstance(refused, Refused)
         raise StrataError(refused.reason)
+
+    def add(self, workers: Sequence[Worker]) -> None:
+        """Start more workers; each takes part where it agrees with the study's machine."""
+        new = [_Slot(number, one) for number, one in enumerate(workers, start=len(self._slots))]
+        self._slots += new
+        self._starting |= {slot.number for slot in new}
+        self._begin(new)
+
+    def _begin(self, slots: Sequence[_Slot]) -> None:
+        for slot in slots:
+            slot.thread = threading.Thread(target=self._serve, args=(slot,), daemon=True)
+            slot.thread.start()
 
     @property
     def facts(self) -> EngineFacts:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,10 +139,12 @@ def _torch_facts(model: LanguageModel) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "torch": str(torch.__version__),
         "torch_threads": torch.get_num_threads(),
+        "worker_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
     }
     if model.device.type == "cuda":
         properties = torch.cuda.get_device_properties(model.device)
         facts |= {"cuda": torch.version.cuda, "gpu_memory_bytes": properties.total_memory}
+        facts["gpus"] = torch.cuda.device_count()
     return facts
 
 
