@@ -17,6 +17,7 @@ from strata.tuner.crowd import most_pairs, most_workers
 from strata.tuner.environment import EngineFacts
 from strata.tuner.plan import Plan
 from strata.tuner.pool import Pool, Worker
+from strata.tuner.record import TrialRecord
 from strata.tuner.runner import ProcessRunner, server_command
 from strata.tuner.store import TrialStore
 from strata.tuner.study import IDENTITY, StudyRecord, create_study
@@ -62,6 +63,8 @@ class Started:
     study: StudyRecord
     done_pairs: int
     total_pairs: int
+    stored: tuple[TrialRecord, ...] = ()
+    """The trials that are there already."""
     not_resumed: str
     """Why a stored study of the same plan is not gone on with; empty where there is none."""
 
@@ -104,7 +107,15 @@ def run_plan(
         other = "" if done else _not_resumed(study, store)
         if retry:
             done -= len(due_retries(store.every_trial(study.study)))
-        on_start(Started(study=study, done_pairs=done, total_pairs=total, not_resumed=other))
+        on_start(
+            Started(
+                study=study,
+                done_pairs=done,
+                total_pairs=total,
+                stored=tuple(store.trials(study.study)),
+                not_resumed=other,
+            )
+        )
         if not crew.ray:
             asked = crew.count or 1
             count, reason = most_workers(asked, pairs=total - done, facts=facts)

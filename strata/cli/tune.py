@@ -108,6 +108,8 @@ def sweep(
         from strata.tuner.sweep import count_outcomes
     if list_ or show is not None:
         with open_database(path, read_only=True) as store:
+            if store.writer:
+                note(f"{store.writer} is writing {path}; this is what is in it so far")
             _print_list(store) if list_ else _print_study(store, show or "")
         return
     chosen = _load_plan(plan, model, modes)
@@ -304,6 +306,9 @@ def _print_study(store: TrialStore, key: str) -> None:
     study = store.study(key)
     for name, value in study_facts(store, study):
         say(f"{name:<21}{value}")
+    if not store.trials(study.study):
+        say("no pair was measured yet")
+        return
     table = conclude(store, study)
     show_table(measured_table(summarise(store, study, table)))
     show_table(table_entries(table))

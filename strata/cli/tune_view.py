@@ -7,6 +7,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Group
+from rich.live import Live
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -19,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from strata.cli.console import err, note
+from strata.cli.sweep_table import SoFar
 from strata.units import format_cells
 
 if TYPE_CHECKING:
@@ -34,7 +37,7 @@ WIDE_COLUMNS = 120
 
 
 class SweepBar:
-    """Shows how far a sweep is and how long it will take; a line now and then in a log file."""
+    """Shows how far a sweep is and what it has found; a line now and then in a log file."""
 
     def __init__(self) -> None:
         wide = err.width >= WIDE_COLUMNS
@@ -50,7 +53,12 @@ class SweepBar:
             console=err,
             disable=not err.is_terminal,
             speed_estimate_period=SPEED_PERIOD_S,
+        )
+        self._so_far = SoFar()
+        self._live = Live(
+            console=err,
             refresh_per_second=1,  # the cores are being timed
+            get_renderable=lambda: Group(self._bar, self._so_far.table()),
         )
         self._started_s = time.monotonic()
 
@@ -67,7 +75,7 @@ class SweepBar:
 
     def stop(self) -> None:
         """Leave the bar as it is; safe to call twice."""
-        self._bar.stop()
+        self._live.stop()
 
     def start(self, started: Started) -> None:
         """Say which study starts and show the bar."""
@@ -80,7 +88,9 @@ class SweepBar:
         if started.not_resumed:
             note(started.not_resumed)
         self._started_s = time.monotonic()
-        self._bar.start()
+        self._so_far.add(started.stored)
+        if err.is_terminal:
+            self._live.start()
         self._bar.add_task(study.name, total=started.total_pairs, completed=started.done_pairs)
 
     def advance(self, progress: sweep.Progress) -> None:
@@ -91,6 +101,7 @@ class SweepBar:
         if failed:
             note(f"{failed[0].kind} at {where}, {pair.passage}: {failed[0].message}")
         if err.is_terminal:
+            self._so_far.add(progress.records)
             self._bar.update(self._bar.task_ids[0], advance=1, description=where)
             return
         step = max(1, progress.total_pairs // LINES_WITHOUT_A_TERMINAL)

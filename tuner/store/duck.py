@@ -2,17 +2,16 @@
 
 While a writer has the file no other process can open it, not even to read; so trials return
 their records over a pipe and this process writes them, one transaction a pair. Of readers there
-may be many at once. The file is attached with an older storage version so that releases of DuckDB
-before this one can read it.
+may be many at once, and beside a writer they read a copy (`snapshot`). The file is attached with
+an older storage version so that releases of DuckDB before this one can read it.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from strata.errors import StoreError
 from strata.tuner.record import COLUMNS, TrialRecord
 from strata.tuner.store.base import Outcome, TrialStore, check_new, check_try
 from strata.tuner.store.migrations import MIGRATIONS, VERSION
+from strata.tuner.store.snapshot import HeldError, copied, holder_of
 from strata.tuner.study import StudyRecord
 from strata.tuner.workload import Workload
 
@@ -43,7 +43,8 @@ class DuckStore(TrialStore):
     """Keeps studies and trials in the DuckDB file at `path`, made where it is missing.
 
     With `read_only` it must be there and stays as it is; an older schema is brought up to date in
-    memory. `found_version` is the schema that the file has.
+    memory. `found_version` is the schema that the file has. What another process is writing is read
+    as it was a moment ago, and `writer` says who that is.
     """
 
     def __init__(self, path: Path, *, must_exist: bool = False, read_only: bool = False) -> None:
@@ -54,12 +55,14 @@ class DuckStore(TrialStore):
         self._refuse_foreign()
         is_new = not path.exists()
         self._db = duckdb.connect(":memory:")
+        self.writer = ""
         try:
-            self._attach()
-            self.found_version = self._version()
-            self._refuse_newer(self.found_version)
-            if read_only and self.found_version < VERSION:
-                self._read_into_memory()
+            with ExitStack() as stack:
+                self._attach(stack)
+                self.found_version = self._version()
+                self._refuse_newer(self.found_version)
+                if read_only and (self.writer or self.found_version < VERSION):
+                    self._read_into_memory()
             self._migrate(self.found_version)
         except BaseException:
             self.close()
@@ -195,11 +198,21 @@ class DuckStore(TrialStore):
         with self._reported("cannot be read"):
             return {row[0] for row in self._db.execute("SELECT study FROM studies").fetchall()}
 
-    def _attach(self) -> None:
+    def _attach(self, stack: ExitStack) -> None:
+        """Open the file, or to read what is being written a copy of it, which `stack` removes."""
+        try:
+            self._attach_file(self.path)
+        except HeldError as error:
+            if not self._read_only:
+                raise
+            self.writer = error.holder
+            self._attach_file(stack.enter_context(copied(self.path)))
+
+    def _attach_file(self, path: Path) -> None:
         how = "READ_ONLY" if self._read_only else f"STORAGE_VERSION '{STORAGE_VERSION}'"
         with self._reported("cannot be opened"):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._db.execute(f"ATTACH {quoted(str(self.path))} AS db ({how})")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._db.execute(f"ATTACH {quoted(str(path))} AS db ({how})")
             self._db.execute("USE db")
 
     def _read_into_memory(self) -> None:
@@ -307,8 +320,9 @@ class DuckStore(TrialStore):
         try:
             yield
         except duckdb.Error as error:
-            reason = _reason(error, reading=self._read_only)
-            raise StoreError(f"{self.path} {what}: {reason}") from None
+            if holder := holder_of(str(error)):
+                raise HeldError(f"{self.path} {what}", holder=holder) from None
+            raise StoreError(f"{self.path} {what}: {_reason(error)}") from None
         except OSError as error:
             raise StoreError(f"{self.path} {what}: {error.strerror or error}") from None
         except RuntimeError as error:
@@ -341,12 +355,10 @@ def _columns_of(table: str) -> tuple[str, ...]:
     return STUDY_COLUMNS if table == "studies" else tuple(COLUMNS)
 
 
-def _reason(error: Exception, *, reading: bool) -> str:
+def _reason(error: Exception) -> str:
     """Return the first sentence of a database error, in plain words for the common ones."""
     text = " ".join(str(error).split())
     first, lowered = text.partition(". ")[0], text.lower()
-    if "lock" in lowered and ("conflicting" in lowered or "could not set" in lowered):
-        return _held(text, reading=reading)
     if "version number" in lowered or "storage version" in lowered:
         return "a newer DuckDB wrote it, so strata did not; give --db another path"
     if any(word in lowered for word in ("no space", "file too large", "could not write")):
@@ -358,15 +370,3 @@ def _reason(error: Exception, *, reading: bool) -> str:
     if "corrupt" in lowered or "could not read enough" in lowered:
         return f"it is damaged ({first[:200]}); put a copy back, or give --db another path"
     return first[:300]
-
-
-def _held(text: str, *, reading: bool) -> str:
-    """Return who has the file and what to do; readers share it, so only a writer stops a reader."""
-    holder = re.search(r"\(PID (\d+)\)", text)
-    who = f"process {holder.group(1)}" if holder else "another process"
-    if not reading:
-        return f"{who} has it open; wait for it or give --db another path"
-    return (
-        f"{who} is writing it, and nothing can read it meanwhile; wait until it ends, or stop it: "
-        "a sweep goes on with --resume"
-    )
