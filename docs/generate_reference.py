@@ -25,15 +25,14 @@ Every command with its arguments and options, as `--help` prints them. Generated
 
 def walk(command: Any, name: str) -> Iterator[str]:
     """Yield the lines of `command` and of what is below it."""
-    if not name.endswith("strata"):
-        yield f"\n## `{name}`\n"
-        yield " ".join((command.help or "").split())
-        rows = [row for parameter in command.params if (row := describe(parameter))]
-        if rows:
-            yield "\n| | |\n| --- | --- |"
-            yield from rows
-        if command.epilog:
-            yield f"\n{command.epilog}"
+    yield f"\n## `{name}`\n"
+    yield " ".join((command.help or "").split())
+    rows = [row for parameter in command.params if (row := describe(parameter))]
+    if rows:
+        yield "\n| | |\n| --- | --- |"
+        yield from rows
+    if command.epilog:
+        yield f"\n{command.epilog}"
     for below in sorted(getattr(command, "commands", {})):
         yield from walk(command.commands[below], f"{name} {below}")
 
@@ -48,7 +47,9 @@ def describe(parameter: Any) -> str | None:
         words += f" {parameter.metavar or parameter.name.upper()}"
     text = " ".join((parameter.help or "").split())
     default = parameter.default
-    if default not in (None, False, "", ()) and not callable(default):
+    if isinstance(getattr(parameter, "show_default", None), str):
+        default = parameter.show_default
+    if default not in (None, "", ()) and default is not False and not callable(default):
         text += f" Default: {default}."
     words, text = (part.replace("|", r"\|") for part in (words, text))
     return f"| `{words}` | {text} |"

@@ -5,13 +5,17 @@ Every variable of strata's own is named here and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 
 from strata.errors import UsageError
 
 KV_RING_POLICY = "STRATA_KV_RING_POLICY"
 KV_RING_ADAPT = "STRATA_KV_RING_ADAPT"
 KV_RING_TABLE = "STRATA_KV_RING_TABLE"
+
+PREFIX = "STRATA_"
+VARIABLES = (KV_RING_POLICY, KV_RING_ADAPT, KV_RING_TABLE)
 
 ON_WORDS = ("1", "true", "yes", "on")
 OFF_WORDS = ("", "0", "false", "no", "off")
@@ -38,3 +42,19 @@ def read_switch(environ: Mapping[str, str], name: str) -> bool:
 def read_text(environ: Mapping[str, str], name: str) -> str | None:
     """Return the variable `name` without surrounding blanks, None where it is unset or empty."""
     return environ.get(name, "").strip() or None
+
+
+def misspelt_variables(environ: Mapping[str, str]) -> list[str]:
+    """Return a warning for each variable that begins like strata's own and is none of them."""
+    return [
+        f"{name} is no variable of strata and says nothing{nearest(name, VARIABLES)}"
+        for name in sorted(environ)
+        if name.startswith(PREFIX) and name not in VARIABLES
+    ]
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """Return ``; did you mean X?`` for the nearest of `words`, else the list of them."""
+    known = list(words)
+    close = get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(known) or 'none'}"

@@ -9,8 +9,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -26,6 +27,8 @@ EXIT_PIPE_CLOSED = 141
 out = Console(highlight=False, emoji=False)
 err = Console(stderr=True, highlight=False, emoji=False)
 
+_prepared: dict[str, Any] = {}
+
 
 def say(text: str) -> None:
     """Print `text` to stdout as it is: no markup, no wrapping, control characters spelt out."""
@@ -33,8 +36,24 @@ def say(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Print `text` to stderr as it is."""
+    """Print `text` to stderr as it is; not where the command is to be quiet (`err.quiet`)."""
     err.print(plain(text), markup=False, soft_wrap=True)
+
+
+def hush(asked: bool) -> bool:
+    """Let `note` and `warn` print nothing where `--quiet` asks for it; errors are still said."""
+    err.quiet = asked
+    return asked
+
+
+def prepare(warnings: Iterable[str], origins: Mapping[str, str]) -> None:
+    """Keep for the command that follows what it is to warn of, and which file gave its switches.
+
+    Only when it begins is it known whether it is to be quiet.
+    """
+    _prepared.clear()
+    _prepared.update(warnings=list(warnings), origins=dict(origins))
+    err.quiet = False
 
 
 def show_table(table: Table, to: Console = out) -> None:
@@ -65,9 +84,10 @@ def fail_cleanly() -> Iterator[None]:
     """
     try:
         with raising():
+            warn(_prepared.pop("warnings", ()))
             yield
     except StrataError as error:
-        note(f"error: {_one_line(str(error))}")
+        _say_error(_one_line(str(error)))
         raise typer.Exit(error.exit_code) from error
     except BrokenPipeError as error:
         drop_unread()
@@ -76,11 +96,24 @@ def fail_cleanly() -> Iterator[None]:
         if error.strerror is None:
             raise
         place = f"{error.filename}: " if error.filename is not None else ""
-        note(f"error: {place}{error.strerror}")
+        _say_error(f"{place}{error.strerror}")
         raise typer.Exit(EXIT_BAD_INPUT) from error
     except KeyboardInterrupt as error:
+        err.quiet = False
         note("interrupted")
         raise typer.Exit(EXIT_INTERRUPTED) from error
+    finally:
+        err.quiet = False
+
+
+def _say_error(sentence: str) -> None:
+    """Print an error, with the file that gave the switch it names, where nobody typed it."""
+    err.quiet = False
+    switch = sentence.partition(":")[0]
+    file = _prepared.get("origins", {}).get(switch)
+    if file is not None and not any(word.partition("=")[0] == switch for word in sys.argv):
+        sentence = f"{file}: {sentence}"
+    note(f"error: {sentence}")
 
 
 def drop_unread() -> None:

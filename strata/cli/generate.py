@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from strata.cli import session_options as opt
-from strata.cli.console import err, fail_cleanly, note, show_table, warn
+from strata.cli.console import err, fail_cleanly, hush, note, show_table, warn
 from strata.cli.interrupts import EXIT_INTERRUPTED, holding
 from strata.cli.json_file import check_json_target, write_json
 from strata.cli.prompt_text import prompt_text, typed_text
@@ -53,6 +53,12 @@ def generate(
         str | None,
         typer.Option("--json", metavar="FILE", help="Write one JSON object; '-' is stdout."),
     ] = None,
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "--quiet", callback=hush, help="Print the text alone: no notes, warnings or figures."
+        ),
+    ] = False,
     temperature: Annotated[
         float, typer.Option(help="0 is greedy.", rich_help_panel=_SAMPLING)
     ] = _DEFAULT.temperature,

@@ -12,12 +12,22 @@ import typer
 
 from strata import __version__
 from strata.cli import bench, generate, model, policy, tune
-from strata.cli.console import EXIT_PIPE_CLOSED, drop_unread, note, say
+from strata.cli.config_file import read_defaults
+from strata.cli.console import (
+    EXIT_PIPE_CLOSED,
+    drop_unread,
+    fail_cleanly,
+    note,
+    prepare,
+    say,
+)
+from strata.env import misspelt_variables
 from strata.errors import EXIT_BAD_INPUT
 
 app = typer.Typer(
     name="strata",
-    help="Run a long-context language model with a tuned K/V ring in front of host memory.",
+    help="Run a long-context language model with a tuned K/V ring in front of host memory. "
+    "Defaults of switches may stand in strata.toml: a table a command, a key a switch.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -29,18 +39,53 @@ app.add_typer(bench.app)
 
 
 def _version(asked: bool) -> None:
-    if asked:
-        say(f"strata {__version__}")
-        raise typer.Exit
+    if not asked:
+        return
+    with fail_cleanly():
+        from importlib.metadata import PackageNotFoundError, version
+
+        import torch
+
+        from strata.device import device_name, resolve_device
+        from strata.tuner.environment import engine_commit, engine_version
+
+        device = resolve_device("auto")
+        try:
+            triton = f"triton {version('triton')}"
+        except PackageNotFoundError:
+            triton = "no triton"
+        say(f"strata {__version__}, build {engine_version().partition('+')[2]}, "
+            f"{f'commit {commit}' if (commit := engine_commit()) else 'a wheel'}")  # fmt: skip
+        say(f"device {device.type}: {device_name(device)}")
+        say(f"torch {torch.__version__}, {triton}")
+    raise typer.Exit
 
 
 @app.callback()
 def _root(
+    ctx: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_version,
+            is_eager=True,
+            help="Print the version with its build, the device, and the versions of its libraries.",
+        ),
     ] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            show_default="strata.toml here, and in $XDG_CONFIG_HOME/strata",
+            help="Take the defaults of any switch of any command from this TOML file.",
+        ),
+    ] = None,
 ) -> None:
-    pass
+    with fail_cleanly():
+        found = read_defaults(ctx.command, ctx.invoked_subcommand, config, os.environ)
+    ctx.default_map = found.map
+    prepare([*misspelt_variables(os.environ), *found.warnings], found.places)
 
 
 def main() -> None:

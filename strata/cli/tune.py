@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 class _SweepByDefault(TyperGroup):
     """Takes `strata tune quick --resume` for `strata tune sweep quick --resume`."""
 
+    default_command = "sweep"
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
             args = ["sweep", *args]
