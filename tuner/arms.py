@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from strata.config import Selection
@@ -97,7 +97,7 @@ class PairSpec:
 
     def _identity(self) -> dict[str, Any]:
         """Return what the ids are made of; what came later than they did has no part in most."""
-        facts = asdict(self)
+        facts = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.purpose == DECODE:
             del facts["purpose"]
         if not self.retry:

@@ -10,11 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from strata.errors import UsageError
+from strata.errors import StoreError, UsageError
 from strata.tuner.arms import lay_grid
 from strata.tuner.cluster import Cluster
 from strata.tuner.crowd import most_pairs, most_workers
 from strata.tuner.environment import EngineFacts
+from strata.tuner.fields import is_name, shown
 from strata.tuner.plan import Plan
 from strata.tuner.pool import Pool, Worker
 from strata.tuner.record import TrialRecord
@@ -181,5 +182,10 @@ def new_study(plan: Plan, facts: EngineFacts) -> StudyRecord:
 
 
 def study_folder(out: Path, study: StudyRecord) -> Path:
-    """Return the folder for what a study leaves behind."""
+    """Return the folder for what a study leaves behind; raise StoreError for a name that is none.
+
+    A name may come from a file that someone else wrote, and a path must not follow it.
+    """
+    if not is_name(study.name) or not is_name(study.study):
+        raise StoreError(f"study {shown(study.study)} has no name: {shown(study.name)}")
     return out / STUDY_FOLDER.format(name=study.name, study=study.study)

@@ -20,6 +20,7 @@ from strata.config import DEFAULT_MAX_NEW, MAX_DRAFTS, PAGE_CELLS, Selection
 from strata.errors import StrataError, UsageError
 from strata.policy.request import minimum_ring_cells
 from strata.tuner.axis_words import axis_word
+from strata.tuner.fields import Name
 from strata.tuner.plan_errors import explain
 from strata.units import MAX_CELLS, parse_bytes, parse_cells
 
@@ -203,7 +204,7 @@ class Search(_Section):
 class Plan(_Section):
     """A whole plan, with every default filled in."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: Name
     model: str = "bundled"
     grid: Grid
     session: Session = Session()

@@ -11,14 +11,32 @@ import dataclasses
 import json
 import math
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Union
+
+from pydantic import Field
 
 from strata.errors import StoreError
 from strata.tuner.arms import DECODE, ORDER, PairSpec
 from strata.tuner.blame import FAILED_ARMS
+from strata.tuner.fields import (
+    Cells,
+    Conditions,
+    Count,
+    Depth,
+    Drafts,
+    Positive,
+    Rate,
+    Ratio,
+    Seconds,
+    Text,
+    Word,
+    check_fields,
+    one_of,
+    shown,
+)
 from strata.tuner.plan import Purpose
 
 SCHEMA = "strata.trial/5"
@@ -36,65 +54,65 @@ PURPOSES: tuple[str, ...] = typing.get_args(Purpose)
 class TrialRecord:
     """One run of one arm on one passage within a pair; times in the unit of the name."""
 
-    record: str = SCHEMA
-    trial_id: str
-    study: str
-    pair_id: str
-    position: int
-    arm: str
-    split: str
-    tier_cells: int
-    depth_cells: int
-    passage: str
-    mode: str
-    spec: int
-    mtp_window_cells: int | None
-    ring_cells: int
-    pool_cells: int
-    select: str
-    page_cells: int
-    victims: str
-    vram_budget_bytes: int | None
-    context_cells: int
-    max_new: int
-    kind: str
-    message: str
-    tokens: int | None = None
-    token_hash: str | None = None
-    rounds: int | None = None
-    decode_s: float | None = None
-    rounds_per_s: float | None = None
-    tok_s: float | None = None
-    tokens_per_round: float | None = None
-    accepted: list[int] | None = None
-    drafted: list[int] | None = None
-    tpot_p50_ms: float | None = None
-    tpot_p99_ms: float | None = None
-    prefill_s: float | None = None
-    ttft_ms: float | None = None
-    kv_lookups: int | None = None
-    kv_hits: int | None = None
-    kv_misses: int | None = None
-    kv_bytes: int | None = None
-    kv_overflows: int | None = None
-    expert_lookups: int | None = None
-    expert_misses: int | None = None
-    expert_slots: int | None = None
-    ledger: dict[str, int] | None = None
-    repeats: int | None = None
-    device: str
-    model_hash: str
-    engine_version: str
-    started_at: str
-    worker: str
+    record: Word = SCHEMA
+    trial_id: Word
+    study: Word
+    pair_id: Word
+    position: Annotated[int, Field(ge=0, lt=len(ORDER))]
+    arm: Annotated[str, one_of(*sorted(set(ORDER)))]
+    split: Annotated[str, one_of("search", "fresh")]
+    tier_cells: Depth
+    depth_cells: Depth
+    passage: Word
+    mode: Annotated[str, one_of("off", "on")]
+    spec: Drafts
+    mtp_window_cells: Count | None
+    ring_cells: Depth
+    pool_cells: Depth
+    select: Word
+    page_cells: Depth
+    victims: Word
+    vram_budget_bytes: Positive | None
+    context_cells: Depth
+    max_new: Depth
+    kind: Annotated[str, one_of(*KINDS)]
+    message: Text
+    tokens: Cells | None = None
+    token_hash: Word | None = None
+    rounds: Cells | None = None
+    decode_s: Seconds | None = None
+    rounds_per_s: Rate | None = None
+    tok_s: Rate | None = None
+    tokens_per_round: Ratio | None = None
+    accepted: list[Count] | None = None
+    drafted: list[Count] | None = None
+    tpot_p50_ms: Seconds | None = None
+    tpot_p99_ms: Seconds | None = None
+    prefill_s: Seconds | None = None
+    ttft_ms: Seconds | None = None
+    kv_lookups: Count | None = None
+    kv_hits: Count | None = None
+    kv_misses: Count | None = None
+    kv_bytes: Count | None = None
+    kv_overflows: Count | None = None
+    expert_lookups: Count | None = None
+    expert_misses: Count | None = None
+    expert_slots: Count | None = None
+    ledger: dict[Word, Count] | None = None
+    repeats: Positive | None = None
+    device: Word
+    model_hash: Word
+    engine_version: Word
+    started_at: Word
+    worker: Word
     """The machine, by `environment.machine_id`: what a pair never leaves."""
-    conditions: dict[str, Any] | None = None
+    conditions: Conditions | None = None
     """What the machine was like just after the run, by `strata.tuner.conditions`."""
-    purpose: str = DECODE
+    purpose: Annotated[str, one_of(*PURPOSES)] = DECODE
     """What the pair was run for: `strata.tuner.arms` has the words. Earlier runs all decoded."""
-    failed_arm: str | None = None
+    failed_arm: Annotated[str, one_of(*FAILED_ARMS)] | None = None
     """Whose failure a run that failed is, by `strata.tuner.blame`; None where it is not known."""
-    retry_of: str | None = None
+    retry_of: Word | None = None
     """The planned pair that failed and that this one repeats, None in a planned pair itself."""
 
     @property
@@ -116,24 +134,25 @@ class TrialRecord:
         if not isinstance(value, dict):
             raise StoreError(f"{origin}: expected a JSON object, got {type(value).__name__}")
         if value.get("record") not in _LACKING:
-            raise StoreError(f"{origin}: expected record {SCHEMA!r}, got {value.get('record')!r}")
+            got = shown(value.get("record"))
+            raise StoreError(f"{origin}: expected record {SCHEMA!r}, got {got}")
         columns = _columns_of(value["record"])
         value = {name: one for name, one in value.items() if name in columns or one is not None}
         if wrong := sorted(set(value) ^ set(columns)):
             state = "unknown" if wrong[0] in value else "missing"
-            raise StoreError(f"{origin}: {state} key {wrong[0]!r}")
-        for name, types in columns.items():
-            if not _fits(value[name], types):
-                raise StoreError(f"{origin}: key {name!r} cannot be {value[name]!r}")
-        if value["kind"] not in KINDS:
-            raise StoreError(f"{origin}: kind {value['kind']!r} is none of {', '.join(KINDS)}")
-        if value.get("purpose", DECODE) not in PURPOSES:
-            listed = ", ".join(PURPOSES)
-            raise StoreError(f"{origin}: purpose {value['purpose']!r} is none of {listed}")
-        if value.get("failed_arm") not in (None, *FAILED_ARMS):
-            listed = ", ".join(FAILED_ARMS)
-            raise StoreError(f"{origin}: failed_arm {value['failed_arm']!r} is none of {listed}")
-        return cls(**value)
+            raise StoreError(f"{origin}: {state} key {shown(wrong[0])}")
+        record = cls(**value)
+        record.check(origin=origin)
+        return record
+
+    def check(self, *, origin: str) -> None:
+        """Raise StoreError, naming `origin`, where no run can have made such a record.
+
+        A field is out of its range, or what the fields say together cannot be.
+        """
+        check_fields(type(self), {name: getattr(self, name) for name in COLUMNS}, origin=origin)
+        for words in _contradictions(self):
+            raise StoreError(f"{origin}: trial {shown(self.trial_id)} {words}")
 
 
 def _columns() -> dict[str, tuple[type, ...]]:
@@ -141,7 +160,8 @@ def _columns() -> dict[str, tuple[type, ...]]:
     columns = {}
     for field in dataclasses.fields(TrialRecord):
         hint = hints[field.name]
-        parts = typing.get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        is_union = typing.get_origin(hint) in (Union, UnionType)
+        parts = typing.get_args(hint) if is_union else (hint,)
         columns[field.name] = tuple(typing.get_origin(part) or part for part in parts)
     return columns
 
@@ -156,14 +176,52 @@ def _columns_of(record: str) -> dict[str, tuple[type, ...]]:
     return {name: types for name, types in COLUMNS.items() if name not in later}
 
 
-def _fits(value: object, types: tuple[type, ...]) -> bool:
-    if isinstance(value, bool):
-        return False
-    if isinstance(value, int | float) and not 0 <= value < math.inf:
-        return False  # no count, rate or time is negative, endless or no number
-    if isinstance(value, int) and float in types:
-        return True
-    return isinstance(value, types)
+_NEEDED: dict[str, tuple[str, ...]] = {
+    "prefill": ("tokens", "token_hash", "prefill_s", "ttft_ms"),
+    DECODE: (
+        "tokens", "token_hash", "rounds", "decode_s", "rounds_per_s", "tok_s", "tokens_per_round",
+    ),
+}  # fmt: skip
+"""What a run of kind ok has measured, by its purpose; break-even decodes too."""
+
+_SLACK = 1e-6
+"""How far a stored rate may lie from the counts and seconds beside it, as a share of it."""
+
+
+def _contradictions(record: TrialRecord) -> Iterator[str]:
+    """Yield what the fields of one record say against each other."""
+    if record.arm != ORDER[record.position]:
+        yield f"is run {record.position} of its pair and cannot be of arm {record.arm!r}"
+    if record.pool_cells > min(record.ring_cells, record.context_cells):
+        yield f"has a pool of {record.pool_cells} cells, more than its ring or its context"
+    for part, whole in (("kv_hits", "kv_lookups"), ("kv_misses", "kv_lookups")):
+        few, many = getattr(record, part), getattr(record, whole)
+        if few is not None and many is not None and few > many:
+            yield f"has {few} {part} of {many} {whole}"
+    if record.kind == "ok":
+        if record.failed_arm is not None:
+            yield f"is of kind ok and names {record.failed_arm!r} as its failed_arm"
+        for name in _NEEDED.get(record.purpose, _NEEDED[DECODE]):
+            if not getattr(record, name):
+                yield f"is of kind ok and has no {name}"
+                return
+    yield from _wrong_rates(record)
+
+
+def _wrong_rates(record: TrialRecord) -> Iterator[str]:
+    """Yield each rate that is not what the counts and seconds of its own record make."""
+    rounds, seconds, rate = record.rounds, record.decode_s, record.rounds_per_s
+    if rounds and seconds and rate:
+        due = rounds * (record.repeats or 1) / seconds
+        if not math.isclose(rate, due, rel_tol=_SLACK):
+            yield f"has rounds_per_s {rate:g}, and its rounds and decode_s make {due:g}"
+    tokens, each = record.tokens, record.tokens_per_round
+    # Decoding begins after the first token; earlier tools counted that one too.
+    if tokens and rounds and each and not tokens - 1 - _SLACK <= each * rounds <= tokens + _SLACK:
+        yield f"has tokens_per_round {each:g}, and {tokens} tokens in {rounds} rounds"
+    if rate and each and record.tok_s and not math.isclose(record.tok_s, rate * each,
+                                                           rel_tol=_SLACK):  # fmt: skip
+        yield f"has tok_s {record.tok_s:g}, and its rounds and tokens make {rate * each:g}"
 
 
 def planned(spec: PairSpec, position: int) -> dict[str, Any]:

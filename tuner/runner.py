@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from strata.errors import StrataError, UsageError
+from strata.errors import StoreError, StrataError, UsageError
 from strata.tuner.arms import ORDER, PairSpec
 from strata.tuner.blame import FailedArm
 from strata.tuner.environment import EngineFacts
@@ -276,7 +276,7 @@ def _record(
 ) -> TrialRecord:
     failed = {"kind": failure.kind, "message": failure.message, "failed_arm": failure.arm}
     outcome = failed if result is None else {"message": "", **result}
-    return TrialRecord(
+    record = TrialRecord(
         **(planned(spec, position) | outcome),
         device=facts.device,
         model_hash=facts.model_hash,
@@ -284,6 +284,14 @@ def _record(
         started_at=started_at,
         worker=facts.worker,
     )
+    if result is None:
+        return record
+    try:
+        record.check(origin="the trial process")
+    except StoreError as error:  # no store takes it, and one bad clock must not end a sweep
+        told = Failure("crash", f"a run that nobody can have measured: {error}")
+        return _record(spec, position, facts, started_at, None, told)
+    return record
 
 
 def _signal_words(number: int) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from strata.errors import StoreError
 from strata.tuner.arms import ArmGrid, digest
 from strata.tuner.environment import EngineFacts
+from strata.tuner.fields import Depth, Facts, Name, Text, Word, check_fields, shown
 from strata.tuner.measure import PROTOCOL
 from strata.tuner.plan import Plan, plan_from_json
 
@@ -35,23 +36,23 @@ IDENTITY = (
 class StudyRecord:
     """What is stored of a study before its first trial."""
 
-    record: str = SCHEMA
-    study: str
-    name: str
-    plan: str
+    record: Word = SCHEMA
+    study: Word
+    name: Name
+    plan: Text
     """The canonical plan, as JSON text."""
-    plan_sha256: str
-    protocol_sha256: str
-    passages_sha256: str
-    search_space_sha256: str
-    model_hash: str
-    device: str
-    engine_version: str
-    engine_commit: str | None
-    kv_dtype: str
-    default_ring_cells: int
-    environment: dict[str, Any] = field(default_factory=dict)
-    created_at: str
+    plan_sha256: Word
+    protocol_sha256: Word
+    passages_sha256: Word
+    search_space_sha256: Word
+    model_hash: Word
+    device: Word
+    engine_version: Word
+    engine_commit: Word | None
+    kv_dtype: Word
+    default_ring_cells: Depth
+    environment: Facts = field(default_factory=dict)
+    created_at: Word
 
     def to_json(self) -> dict[str, Any]:
         """Return the study as plain JSON."""
@@ -65,11 +66,12 @@ class StudyRecord:
         names = {one.name for one in dataclasses.fields(cls)}
         if wrong := sorted(set(value) ^ names):
             state = "unknown" if wrong[0] in value else "missing"
-            raise StoreError(f"{origin}: {state} key {wrong[0]!r}")
+            raise StoreError(f"{origin}: {state} key {shown(wrong[0])}")
+        check_fields(cls, value, origin=origin)
         study = cls(**value)
         if study.study != study_key({name: value[name] for name in IDENTITY}):
             raise StoreError(f"{origin}: its key {study.study!r} does not match its own facts")
-        if hashlib.sha256(str(study.plan).encode()).hexdigest() != study.plan_sha256:
+        if hashlib.sha256(study.plan.encode()).hexdigest() != study.plan_sha256:
             raise StoreError(f"{origin}: study {study.study} is damaged, its plan was changed")
         return study
 

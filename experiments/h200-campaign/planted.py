@@ -34,7 +34,7 @@ from strata.tuner.record import TrialRecord, planned
 from strata.tuner.study import create_study
 
 TRADE = Path(__file__).parents[1] / "trade" / "results-2.jsonl"
-LAYERS, EXPERTS_A_TOKEN, ROUNDS = 6, 4, 128
+LAYERS, EXPERTS_A_TOKEN, ROUNDS, REPEATS = 6, 4, 128, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ class Made:
                 tokens=round(ROUNDS * tokens),
                 token_hash=pair.passage,
                 rounds=ROUNDS,
-                decode_s=ROUNDS * seconds[position],
+                decode_s=REPEATS * ROUNDS * seconds[position],
                 rounds_per_s=1 / seconds[position],
                 tok_s=tokens / seconds[position],
                 tokens_per_round=tokens,
@@ -135,12 +135,12 @@ class Made:
                 drafted=[ROUNDS] * pair.spec,
                 kv_lookups=lookups * 128,
                 kv_hits=max(0, lookups * 128 - round(pages[position] * ROUNDS)),
-                kv_misses=round(pages[position] * ROUNDS),
+                kv_misses=min(lookups * 128, round(pages[position] * ROUNDS)),
                 kv_overflows=0,
                 expert_lookups=lookups * EXPERTS_A_TOKEN,
                 expert_misses=round(experts[position] * ROUNDS),
                 expert_slots=slots[position],
-                repeats=8,
+                repeats=REPEATS,
                 **common,
             )
             for position in range(len(ORDER))

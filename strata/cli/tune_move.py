@@ -37,10 +37,11 @@ def import_(
     What a manifest speaks of is held against it first, and a damaged file is refused.
     """
     with needs_extra("strata tune import"):
-        from strata.tuner.store import import_study, open_database
+        from strata.tuner.store import open_database, read_study, take_in
         from strata.tuner.sweep import count_pairs
+    study, trials = read_study(file)
     with open_database(db or out / DATABASE_NAME) as store:
-        study, new, known = import_study(store, file)
+        new, known = take_in(store, study, trials, origin=str(file))
         done, total = count_pairs(study, store)
     say(
         f"study {study.study} ({study.name}): {new} trials new, {known} known; {done}/{total} pairs"

@@ -26,9 +26,10 @@ CRASH, HANG, KILLED, NO_MEMORY, TORCH_MEMORY, OTHER_TOKENS, OTHER_ROUNDS, LATE, 
 )
 KILL_PARENT = 110
 """The process above the server: a driver, or the actor of a Ray worker."""
-BOTH, BESIDE, ALONE, HANG_AFTER, KILLED_OPENING = range(111, 116)
+BOTH, BESIDE, ALONE, HANG_AFTER, KILLED_OPENING, NO_TIME = range(111, 117)
 """No memory: for either ring; for the default beside the other; for the default by itself; for the
-ring, after which the default hangs. And a kill while the ring's session opens."""
+ring, after which the default hangs. And a kill while the ring's session opens, and runs that took
+no time."""
 
 
 class FakeEngine:
@@ -78,13 +79,14 @@ class FakeBench:
         time.sleep(self.delay_s)
         if self.is_arm or (self.seed == LATE and self.runs == 2):
             self._fail()
+        lies = self.seed == NO_TIME and self.is_arm
         rounds = self.spec.max_new - 1 + (self.seed == OTHER_ROUNDS and self.is_arm)
         return RunResult(
             tokens=self.spec.max_new,
             token_hash=("bb" if self.seed == OTHER_TOKENS and self.is_arm else "aa") * 32,
             rounds=rounds,
             decode_s=0.01,
-            rounds_per_s=rounds / 0.01,
+            rounds_per_s=float("inf") if lies else rounds / 0.01,
             tok_s=rounds / 0.01,
             tokens_per_round=1.0,
             accepted=[],

@@ -13,11 +13,12 @@ import math
 from dataclasses import replace
 
 import numpy as np
-from tuner_samples import FACTS, all_pairs, make_records
+from tuner_samples import FACTS, all_pairs, at_rates, make_records
 
 from strata.tuner.arms import ArmGrid, PairSpec
 from strata.tuner.plan import parse_plan
 from strata.tuner.record import TrialRecord
+from strata.tuner.roster import OF_STUDY
 from strata.tuner.store import TrialStore
 from strata.tuner.study import StudyRecord, create_study
 
@@ -48,7 +49,8 @@ def planted_study(store: TrialStore, **facts: object) -> StudyRecord:
     changed = replace(FACTS, **facts)  # type: ignore[arg-type]
     study = create_study(grid, changed, created_at="2026-01-02T03:04:05+00:00")
     store.add_study(study)
-    store.add_trials([run for pair in all_pairs(study) for run in runs(pair)])
+    same = {name: getattr(study, name) for name in OF_STUDY}
+    store.add_trials([replace(run, **same) for pair in all_pairs(study) for run in runs(pair)])
     return study
 
 
@@ -67,12 +69,10 @@ def measured(pair: PairSpec, run: TrialRecord) -> TrialRecord:
     noise += PASSAGE_SD * draw(pair.passage) + RUN_SD * draw(run.passage, run.mode, run.trial_id)
     rate = math.exp(noise) / round_s
     hits = round(LOOKUPS * (1 - missed / depth))
-    return replace(
+    return at_rates(
         run,
         rounds=ROUNDS,
         rounds_per_s=rate,
-        tok_s=rate,
-        decode_s=ROUNDS / rate,
         kv_lookups=LOOKUPS,
         kv_hits=hits,
         kv_misses=LOOKUPS - hits,

@@ -71,9 +71,11 @@ def test_swapping_two_rings_in_the_database_swaps_the_table(
     with duckdb.connect() as db:
         db.execute(f"ATTACH '{path}' AS db")
         db.execute(
-            "UPDATE db.trials SET ring_cells = CASE ring_cells WHEN 32 THEN 128 ELSE 32 END, "
-            "pool_cells = CASE ring_cells WHEN 32 THEN 96 ELSE 32 END "
-            "WHERE tier_cells = 64 AND arm = 'arm' AND ring_cells IN (32, 128)"
+            "UPDATE db.trials AS one SET rounds_per_s = other.rounds_per_s, "
+            "decode_s = other.decode_s, tok_s = other.tok_s FROM (FROM db.trials) AS other "
+            "WHERE one.ring_cells IN (32, 128) AND other.ring_cells = 160 - one.ring_cells "
+            "AND one.tier_cells = 64 AND other.tier_cells = 64 AND one.passage = other.passage "
+            "AND one.mode = other.mode AND one.position = other.position"
         )
     with DuckStore(path) as store:
         table = conclude(store, study)

@@ -6,7 +6,6 @@ import json
 import lzma
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -75,14 +74,41 @@ DAMAGES: dict[str, tuple[list[str], str]] = {
     "one side": (['DELETE FROM trials WHERE ordinal = 2'], "holds 3 of 4 runs"),
     "a figure that cannot be": (
         ["UPDATE trials SET rounds_per_s = -1 WHERE ordinal = 5"], "'rounds_per_s' cannot be"),
+    "rates beside their own rounds and seconds": (
+        ["UPDATE trials SET rounds_per_s = 10 * rounds_per_s WHERE arm = 'arm'"],
+        "rounds_per_s 1000, and its rounds and decode_s make 100"),
+    "tok/s beside the rounds": (
+        ["UPDATE trials SET tok_s = 10 * tok_s WHERE ordinal = 1"], "tok_s 1000, and its rounds"),
+    "an id that is no hash of its row": (
+        ["UPDATE trials SET depth_cells = 33 WHERE ordinal = 1"], "says depth_cells 33, and its"),
+    "drafts that no session has": (["UPDATE trials SET spec = 99 WHERE ordinal = 1"], "'spec'"),
+    "a ring that no machine has": (
+        ["UPDATE trials SET ring_cells = 1000000000000, pool_cells = 96 WHERE ordinal = 2"],
+        "'ring_cells' cannot be 1000000000000"),
+    "no rate in an ok run": (
+        ["UPDATE trials SET rounds_per_s = 0 WHERE ordinal = 2"], "'rounds_per_s' cannot be 0"),
+    "a rate that is no number": (
+        ["UPDATE trials SET rounds_per_s = 'nan' WHERE ordinal = 2"], "'rounds_per_s' cannot be"),
+    "a rate past every machine": (
+        ["UPDATE trials SET rounds_per_s = 1e308 WHERE ordinal = 2"], "'rounds_per_s' cannot be"),
+    "a count below zero": (["UPDATE trials SET kv_hits = -1 WHERE ordinal = 2"], "'kv_hits'"),
+    "runs of two machines": (
+        ["UPDATE trials SET worker = 'w1' WHERE ordinal = 2"], "was run by 2 machines"),
+    "an environment that is a list": (
+        ["UPDATE studies SET environment = '[1]' WHERE model_hash LIKE 'ab%'"], "'environment'"),
+    "an environment too deep": (
+        ["UPDATE studies SET environment = repeat('[', 5000) WHERE model_hash LIKE 'ab%'"],
+        "too deep"),
+    "a name that is a path": (
+        ["UPDATE studies SET name = '../../evil' WHERE model_hash LIKE 'ab%'"], "'name' cannot be"),
     "a kind of its own": (["UPDATE trials SET kind = 'slow' WHERE ordinal = 9"], "kind 'slow'"),
     "a ledger that is no JSON": (
         ["UPDATE trials SET ledger = '{' WHERE ordinal = 3"], "ledger is not JSON"),
     "another plan's trial": (
         ["UPDATE trials SET trial_id = 'x', pair_id = 'y' WHERE ordinal <= 4 AND ordinal > 3",
-         "DELETE FROM trials WHERE ordinal < 4"], "holds 1 of 4 runs"),
+         "DELETE FROM trials WHERE ordinal < 4"], "belongs to no pair of its study's plan"),
     "another engine's trial": (
-        ["UPDATE trials SET engine_version = '9' WHERE ordinal = 4"], "engine_version is not"),
+        ["UPDATE trials SET engine_version = '9' WHERE ordinal = 4"], "another engine_version"),
     "an edited plan": (
         ["UPDATE studies SET plan = replace(plan, 'small', 'large') WHERE model_hash LIKE 'ab%'"],
         "its plan was changed"),
@@ -205,7 +231,7 @@ def test_a_repaired_study_goes_on(study: StudyRecord, database: Path) -> None:
         ids = store.trial_ids(study.study)
         missing = [p for p in all_pairs(study) if p.trial_id(0) not in ids]
         assert [p.pair_id for p in missing] == [all_pairs(study)[0].pair_id]
-        store.add_trials([replace(one, tok_s=7.0) for one in make_records(missing[0])])
+        store.add_trials(make_records(missing[0], rounds_per_s=7.0))
     assert not bad(examine(database, hashes))
 
 

@@ -65,6 +65,7 @@ def test_a_pair_is_four_runs_in_order(runner: ProcessRunner, study: StudyRecord)
         (fake_trial.TORCH_MEMORY, ["ok"] + ["out of memory"] * 3, "can't allocate"),
         (fake_trial.OTHER_TOKENS, ["ok", "wrong output", "wrong output", "ok"], "tokens bbb"),
         (fake_trial.OTHER_ROUNDS, ["ok", "wrong output", "wrong output", "ok"], "12 rounds"),
+        (fake_trial.NO_TIME, ["ok", "crash", "crash", "ok"], "'rounds_per_s' cannot be inf"),
     ],
 )
 def test_a_failure_is_a_kind_and_never_a_zero(

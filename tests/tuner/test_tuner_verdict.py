@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tuner_samples import FACTS, SMALL_PLAN, all_pairs, make_records
+from tuner_samples import FACTS, SMALL_PLAN, all_pairs, at_rates, make_records
 from typer.testing import CliRunner
 
 from strata.cli.tune import app
@@ -44,9 +44,8 @@ def fill(store: TrialStore, study: StudyRecord, gain: Gain, speed: Gain | None =
         factor = 1.0 if speed is None else speed(pair)
         records = make_records(pair, gain=gain(pair), engine_version=study.engine_version)
         store.add_trials(
-            [type(r).from_json(r.to_json() | {"rounds_per_s": r.rounds_per_s * factor})
-             for r in records if r.rounds_per_s]
-        )  # fmt: skip
+            [at_rates(r, rounds_per_s=r.rounds_per_s * factor) for r in records if r.rounds_per_s]
+        )
 
 
 def noise(pair: PairSpec) -> float:

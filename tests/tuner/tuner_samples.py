@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from strata.tuner.arms import ORDER, PairSpec
@@ -54,7 +55,10 @@ def all_pairs(study: StudyRecord) -> list[PairSpec]:
 
 
 def make_records(pair: PairSpec, *, gain: float = 1.0, **changes: object) -> list[TrialRecord]:
-    """Return the four runs of a pair; the arm's rates are `gain` times the default ring's."""
+    """Return the four runs of a pair; the arm's rates are `gain` times the default ring's.
+
+    Rates that are changed take the others with them, so that a run does not contradict itself.
+    """
     records = []
     for position, arm in enumerate(ORDER):
         rate = 100.0 * (gain if arm == "arm" else 1.0)
@@ -90,5 +94,19 @@ def make_records(pair: PairSpec, *, gain: float = 1.0, **changes: object) -> lis
             "started_at": "2026-01-02T03:04:06+00:00",
             "worker": FACTS.worker,
         }
-        records.append(TrialRecord(**(columns | changes)))  # type: ignore[arg-type]
+        records.append(at_rates(TrialRecord(**columns), **changes))
     return records
+
+
+def at_rates(record: TrialRecord, **changes: object) -> TrialRecord:
+    """Return a run with some fields changed, and those that follow from its rates with them."""
+    changed = replace(record, **changes)  # type: ignore[arg-type]
+    rate, each, rounds = changed.rounds_per_s, changed.tokens_per_round, changed.rounds
+    if not (rate and each and rounds):
+        return changed
+    due = {
+        "tokens": math.ceil(rounds * each),
+        "decode_s": rounds * (changed.repeats or 1) / rate,
+        "tok_s": rate * each,
+    }
+    return replace(changed, **{key: due[key] for key in due if key not in changes})  # type: ignore[arg-type]

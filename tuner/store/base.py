@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal, Self, get_args
 from strata.errors import StoreError
 from strata.tuner.arms import DECODE
 from strata.tuner.record import COLUMNS, TrialRecord, last_tries
+from strata.tuner.roster import Roster
 from strata.tuner.study import StudyRecord
 
 if TYPE_CHECKING:
@@ -82,11 +83,16 @@ class TrialStore(ABC):
         raise StoreError(f"{state} {key!r}; there are: {listed}")
 
     def frame(self, study: str, *, purpose: str = DECODE) -> pd.DataFrame:
-        """Return a study's trials of one purpose as a frame with the columns of the record."""
+        """Return a study's trials of one purpose as a frame with the columns of the record.
+
+        Raises StoreError where one is no trial of the study's plan: nothing is concluded from it.
+        """
         import pandas as pd
 
-        rows = [asdict(record) for record in self.trials(study) if record.purpose == purpose]
-        return pd.DataFrame(rows, columns=list(COLUMNS))
+        records = [record for record in self.trials(study) if record.purpose == purpose]
+        if records:
+            Roster(self.study(study)).check(records, origin=f"study {study}")
+        return pd.DataFrame([asdict(record) for record in records], columns=list(COLUMNS))
 
     def __enter__(self) -> Self:
         return self
@@ -114,4 +120,5 @@ def check_new(records: Sequence[TrialRecord], *, studies: set[str], known: set[s
             raise StoreError(f"trial {record.trial_id}: study {record.study!r} was not added")
         if record.trial_id in seen:
             raise StoreError(f"trial {record.trial_id} is stored already and cannot change")
+        record.check(origin=f"study {record.study}, trial {record.trial_id}")
         seen.add(record.trial_id)

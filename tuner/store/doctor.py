@@ -20,6 +20,7 @@ from strata.files import write_whole
 from strata.tuner.arms import ORDER, digest
 from strata.tuner.measure import PROTOCOL
 from strata.tuner.record import COLUMNS, TrialRecord
+from strata.tuner.roster import Roster, pair_objection
 from strata.tuner.store.duck import ROW_NUMBER, STUDY_COLUMNS, DuckStore, plain_rows
 from strata.tuner.store.migrations import VERSION
 from strata.tuner.study import StudyRecord
@@ -165,18 +166,18 @@ def _of_study(study: StudyRecord, rows: list[Row], passages_hash: PassagesHash) 
     pairs: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         pairs[str(row["pair_id"])].append(row)
-    planned = _planned(study)
-    if planned is None:
-        findings.append(_lost(study, "its plan is of a kind that this strata cannot read"))
+    roster = None
+    try:
+        roster = Roster(study)
+    except StoreError as error:
+        findings.append(_lost(study, str(error)))
     sound: set[str] = set()
     for key, runs in pairs.items():
-        if words := _damage(study, runs):
+        if words := _damage(roster, runs):
             findings.append(_taken(study.study, runs, f"pair {key}: {words}"))
-        elif planned is not None and not {str(run["trial_id"]) for run in runs} <= planned:
-            findings.append(_taken(study.study, runs, f"pair {key} is none of its plan's"))
         else:
             sound |= {str(run["trial_id"]) for run in runs}
-    due = set() if planned is None else _due(study)
+    due = set() if roster is None else _due(study)
     if missing := len(due - sound):
         words = f"{len(due) - missing} of {len(due)} planned trials are stored and sound; "
         findings.append(_note(study, words + "go on with --resume"))
@@ -201,19 +202,6 @@ def _hashes(study: StudyRecord, passages_hash: PassagesHash) -> list[Finding]:
     return findings
 
 
-def _planned(study: StudyRecord) -> set[str] | None:
-    """Return the ids of every trial that a study's plan may come to, None where it is unread."""
-    try:
-        grid = study.grid
-    except StoreError:
-        return None
-    return {
-        pair.trial_id(position)
-        for pair in grid.every_pair(study=study.study)
-        for position in range(len(ORDER))
-    }
-
-
 def _due(study: StudyRecord) -> set[str]:
     """Return the ids of the trials that run whatever the others show."""
     grid = study.grid
@@ -225,20 +213,18 @@ def _due(study: StudyRecord) -> set[str]:
     }
 
 
-def _damage(study: StudyRecord, runs: list[Row]) -> str:
+def _damage(roster: Roster | None, runs: list[Row]) -> str:
     """Return what is wrong with the runs of one pair, or nothing."""
+    records = []
     for run in runs:
         try:
             record = TrialRecord.from_json(_plain(run, tuple(COLUMNS)), origin="the trials")
         except StoreError as error:
             return str(error)
-        for name in ("device", "model_hash", "engine_version"):
-            if getattr(record, name) != getattr(study, name):
-                return f"its {name} is not the study's"
-    places = sorted(int(run["position"]) for run in runs)
-    if sorted(set(places)) != list(range(len(ORDER))):
-        return f"it holds {len(runs)} of {len(ORDER)} runs"
-    return ""
+        if roster is not None and (words := roster.objection(record)):
+            return f"trial {record.trial_id} {words}"
+        records.append(record)
+    return pair_objection(records)
 
 
 def _plain(row: Row, columns: tuple[str, ...]) -> dict[str, object]:

@@ -23,6 +23,7 @@ from strata.tuner.record import COLUMNS, TrialRecord
 from strata.tuner.store.base import Outcome, TrialStore, check_new, check_try
 from strata.tuner.store.migrations import MIGRATIONS, VERSION
 from strata.tuner.store.snapshot import HeldError, copied, holder_of
+from strata.tuner.store.text import read_json
 from strata.tuner.study import StudyRecord
 from strata.tuner.workload import Workload
 
@@ -339,10 +340,7 @@ def plain_rows(
         row = dict(zip(columns, values, strict=True))
         for name in _JSON_COLUMNS:
             if isinstance(text := row.get(name), str):
-                try:
-                    row[name] = json.loads(text)
-                except ValueError:
-                    raise StoreError(f"{origin} is damaged: a {name} is not JSON") from None
+                row[name] = read_json(text, origin=f"{origin} is damaged: a {name}")
         yield row
 
 

@@ -18,7 +18,9 @@ from typing import Any
 from strata.errors import StoreError
 from strata.files import write_whole
 from strata.tuner.arms import ORDER
+from strata.tuner.fields import shown
 from strata.tuner.record import TrialRecord
+from strata.tuner.roster import Roster, check_pairs
 from strata.tuner.store.base import OUTCOMES, Outcome, TrialStore
 from strata.tuner.store.lock import open_alone
 from strata.tuner.store.manifest import (
@@ -29,6 +31,7 @@ from strata.tuner.store.manifest import (
     write_manifest,
 )
 from strata.tuner.store.memory import MemoryStore
+from strata.tuner.store.text import read_json
 from strata.tuner.study import StudyRecord
 
 TRY_SCHEMA = "strata.try/1"
@@ -135,19 +138,32 @@ def _fill(store: MemoryStore, path: Path) -> int:
     if lines and not lines[-1].endswith(b"\n"):
         lines.pop()
     read: list[tuple[TrialRecord | None, int]] = []  # None for what is no trial
+    seen: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         origin = f"{path}, line {number}"
-        value, trial = _json(line, origin), None
+        value, trial = read_json(line, origin=origin), None
         if number == 1:
-            MemoryStore.add_study(store, StudyRecord.from_json(value, origin=origin))
+            study = StudyRecord.from_json(value, origin=origin)
+            roster = Roster(study)
+            MemoryStore.add_study(store, study)
         elif isinstance(value, dict) and value.get("record") == TRY_SCHEMA:
             _add_try(store, value, origin)
         else:
             trial = TrialRecord.from_json(value, origin=origin)
+            if words := roster.objection(trial):
+                raise StoreError(f"{origin}: trial {shown(trial.trial_id)} {words}")
+            if (before := seen.setdefault(trial.trial_id, number)) != number:
+                raise StoreError(
+                    f"{origin}: trial {trial.trial_id} stands in line {before} already, and a "
+                    "trial cannot change"
+                )
         read.append((trial, len(line)))
     cut = _last_pair(read)
     read = read[: len(read) - cut] if 0 < cut < len(ORDER) else read
-    MemoryStore.add_trials(store, [trial for trial, _ in read if trial is not None])
+    trials = [trial for trial, _ in read if trial is not None]
+    if trials:
+        check_pairs(trials, origin=str(path))
+        MemoryStore.add_trials(store, trials)
     return sum(size for _, size in read)
 
 
@@ -162,17 +178,10 @@ def _last_pair(read: Sequence[tuple[TrialRecord | None, int]]) -> int:
 
 def _add_try(store: MemoryStore, value: dict[str, Any], origin: str) -> None:
     names = {"record", "study", "pair_id", "outcome"}
-    if set(value) != names or value["outcome"] not in OUTCOMES:
+    words = all(isinstance(one, str) for one in value.values())
+    if set(value) != names or not words or value["outcome"] not in OUTCOMES:
         raise StoreError(f"{origin}: a try has {', '.join(sorted(names))} and a known outcome")
     MemoryStore.add_try(store, value["study"], value["pair_id"], value["outcome"])
-
-
-def _json(line: bytes, origin: str) -> object:
-    try:
-        value: object = json.loads(line)
-    except ValueError:
-        raise StoreError(f"{origin}: not JSON") from None
-    return value
 
 
 def _study_line(study: StudyRecord) -> str:

@@ -16,6 +16,7 @@ import duckdb
 
 from strata.errors import StoreError
 from strata.tuner.record import COLUMNS, LATER_COLUMNS, TrialRecord
+from strata.tuner.roster import Roster
 from strata.tuner.store.duck import STUDY_COLUMNS, DuckStore, plain_rows, quoted
 from strata.tuner.store.manifest import (
     FOLDER_NAME,
@@ -75,6 +76,7 @@ def read_parquet(folder: Path) -> tuple[StudyRecord, list[TrialRecord]]:
         TrialRecord.from_json(row, origin=f"{folder / TRIALS_FILE}, row {number}")
         for number, row in enumerate(trials, start=1)
     ]
+    Roster(study).check(records, origin=str(folder / TRIALS_FILE))
     return study, records
 
 
