@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from strata.cli import session_options as opt
+from strata.cli.completion import passages
 from strata.cli.console import err, fail_cleanly, hush, note, show_table, warn
 from strata.cli.interrupts import EXIT_INTERRUPTED, holding
 from strata.cli.json_file import check_json_target, write_json
@@ -36,17 +37,22 @@ def generate(
     file: Annotated[Path | None, typer.Option(help="Read the prompt from a file.")] = None,
     passage: Annotated[
         str | None,
-        typer.Option(metavar="CELLS[:SEED]", help="Take a bundled held-out text as the prompt."),
+        typer.Option(
+            metavar="CELLS[:SEED]",
+            autocompletion=passages,
+            help="Take a bundled held-out text as the prompt.",
+        ),
     ] = None,
     special_tokens: Annotated[
         bool, typer.Option(help="Add what the tokenizer adds to a text, such as BOS at its start.")
     ] = True,
     model: Annotated[
-        Path | None, typer.Option(help="Checkpoint folder; unset is the bundled model.")
+        Path | None, typer.Option(help="Checkpoint folder.", show_default="the bundled model")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     threads: Annotated[
-        int | None, typer.Option(help="CPU threads that decode; unset is 1. Prompts take all.")
+        int | None,
+        typer.Option(help="CPU threads that decode; prompts take all.", show_default="1"),
     ] = None,
     max_new: Annotated[int, typer.Option(help="New tokens at most.")] = _DEFAULT.max_new,
     json_file: Annotated[

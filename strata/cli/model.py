@@ -31,16 +31,20 @@ app = typer.Typer(
     help="Fit the cost model to a study, judge it by what it was not shown, and ask it.",
     no_args_is_help=True,
 )
-app.command("predict")(model_predict.predict)
+app.command("predict", epilog="Example: strata model predict quick --depth 2K --spec 0 --spec 1")(
+    model_predict.predict
+)
 
 
-@app.command()
+@app.command(epilog="Example: strata model fit quick --out cost-model.json")
 @fail_cleanly()
 def fit(
     study: StudyArgument,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help=f"Where to; default: {MODEL_NAME} beside its report."),
+        typer.Option(
+            metavar="FILE", help="Where to.", show_default=f"{MODEL_NAME} beside its report"
+        ),
     ] = None,
     confidence: Confidence = 0.9,
     db: DatabaseOption = DATABASE,
@@ -67,7 +71,7 @@ def fit(
     say(str(path))
 
 
-@app.command()
+@app.command(epilog="Example: strata model evaluate quick --halvings 50 --json -")
 @fail_cleanly()
 def evaluate(
     study: StudyArgument,

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from strata.cli import session_options as opt
 from strata.cli.console import fail_cleanly, needs_extra, note, say, show_table
 from strata.cli.json_file import check_json_target, write_json
 from strata.cli.model_chosen import Chosen
@@ -30,12 +29,17 @@ ESTIMATE = "Estimate"
 
 Depths = Annotated[
     list[str] | None,
-    typer.Option("--depth", metavar="CELLS", help="Prompt length; may be given again."),
+    typer.Option(
+        "--depth",
+        metavar="CELLS",
+        help="Prompt length; may be given again.",
+        show_default="every measured tier",
+    ),
 ]
 Rings = Annotated[
     list[str] | None,
     typer.Option(
-        "--ring", metavar="CELLS", help="A ring; may be given again. Default: all that fit."
+        "--ring", metavar="CELLS", help="A ring; may be given again.", show_default="all that fit"
     ),
 ]
 Drafts = Annotated[
@@ -45,12 +49,13 @@ Drafts = Annotated[
         min=0,
         max=MAX_DRAFTS,
         metavar="N",
-        help="Drafts a round; may be given again. Default: as measured.",
+        help="Drafts a round; may be given again.",
+        show_default="as measured",
     ),
 ]
 Checkpoint = Annotated[
     Path | None,
-    typer.Option("--model", metavar="FOLDER", help="The checkpoint; default: the study's."),
+    typer.Option("--model", metavar="FOLDER", help="The checkpoint.", show_default="the study's"),
 ]
 
 
@@ -63,9 +68,16 @@ def predict(
     depth: Depths = None,
     ring: Rings = None,
     spec: Drafts = None,
-    vram_budget: opt.VramBudget = None,
+    vram_budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Device memory for weights, ring and experts, like 64MiB.",
+            show_default="the study's",
+        ),
+    ] = None,
     max_new: Annotated[
-        int | None, typer.Option(min=1, help="New tokens; default: as measured.")
+        int | None, typer.Option(min=1, help="New tokens.", show_default="as measured")
     ] = None,
     model: Checkpoint = None,
     device_profile: Annotated[
@@ -79,20 +91,27 @@ def predict(
     kv_select: Annotated[
         str | None,
         typer.Option(
-            metavar="CELLS|depth/N", help="Cells a row reads; 0 is all.", rich_help_panel=ESTIMATE
+            metavar="CELLS|depth/N",
+            help="Cells a row reads; 0 is all.",
+            show_default="the study's, else 0",
+            rich_help_panel=ESTIMATE,
         ),
     ] = None,
     mtp_window: Annotated[
         str | None,
         typer.Option(
-            metavar="CELLS|auto", help="Cells the drafter reads.", rich_help_panel=ESTIMATE
+            metavar="CELLS|auto",
+            help="Cells the drafter reads.",
+            show_default="the study's, else auto",
+            rich_help_panel=ESTIMATE,
         ),
     ] = None,
     accepted: Annotated[
         float | None,
         typer.Option(
             metavar="SHARE",
-            help="Share of drafts accepted, where no study says.",
+            help="Share of drafts accepted.",
+            show_default="the study's, else that of the bundled model",
             rich_help_panel=ESTIMATE,
         ),
     ] = None,

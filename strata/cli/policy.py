@@ -10,6 +10,7 @@ import typer
 
 from strata.cli import policy_tables
 from strata.cli import session_options as opt
+from strata.cli.completion import policies
 from strata.cli.console import fail_cleanly, needs_extra, note, say, show_table, warn
 from strata.cli.output_file import check_output_file
 from strata.cli.policy_view import (
@@ -35,15 +36,19 @@ app = typer.Typer(
     help="Show, validate, compare, join, explain, export, check and backtest the ring policies.",
     no_args_is_help=True,
 )
-app.command("diff")(policy_tables.diff)
-app.command("merge")(policy_tables.merge)
-app.command("declare")(policy_tables.declare_)
-app.command("check")(policy_tables.check)
+app.command("diff", epilog="Example: strata policy diff old.json new.json")(policy_tables.diff)
+app.command("merge", epilog="Example: strata policy merge a.json b.json --newest --out both.json")(
+    policy_tables.merge
+)
+app.command("declare", epilog=policy_tables.DECLARE_EPILOG)(policy_tables.declare_)
+app.command("check", epilog="Example: strata policy check ring-policy.json --tier 4K --entries 1")(
+    policy_tables.check
+)
 
 TableFile = Annotated[Path, typer.Argument(metavar="FILE", help="A policy table (JSON).")]
 
 
-@app.command()
+@app.command(epilog="Example: strata policy show runs/ring-policy.json")
 @fail_cleanly()
 def show(file: TableFile) -> None:
     """Print a policy table: its conditions, where it comes from, and every entry."""
@@ -53,7 +58,7 @@ def show(file: TableFile) -> None:
     show_table(table_entries(table))
 
 
-@app.command()
+@app.command(epilog="Example: strata policy validate runs/ring-policy.json")
 @fail_cleanly()
 def validate(file: TableFile) -> None:
     """Check a policy table against its published JSON Schema, its hash and its own rules."""
@@ -67,7 +72,9 @@ def validate(file: TableFile) -> None:
     say(f"{file}: valid, {len(table.tiers)} tiers, {len(table.entries)} entries")
 
 
-@app.command()
+@app.command(
+    epilog="Example: strata policy explain --policy adapt --depth 128K --kv-resident 49152"
+)
 @fail_cleanly()
 def explain(
     depth: Annotated[str, typer.Option(metavar="CELLS", help="Prompt length: 131072 or 128K.")],
@@ -77,13 +84,19 @@ def explain(
             "--policy",
             "--kv-ring-policy",
             metavar="NAME",
-            help="fixed, depth, adapt or learned; unset asks STRATA_KV_RING_POLICY.",
+            autocompletion=policies,
+            help="fixed, depth, adapt or learned.",
+            show_default="STRATA_KV_RING_POLICY, else fixed",
         ),
     ] = None,
     table: Annotated[
         str | None,
         typer.Option(
-            "--table", "--kv-ring-table", metavar="FILE", help="Policy table for `learned`."
+            "--table",
+            "--kv-ring-table",
+            metavar="FILE",
+            help="Policy table for `learned`.",
+            show_default="STRATA_KV_RING_TABLE, else an exported or shipped one that applies",
         ),
     ] = None,
     max_new: Annotated[int, typer.Option(help="New tokens at most.")] = DEFAULT_MAX_NEW,
@@ -94,18 +107,37 @@ def explain(
     kv_ring_default: opt.KvRingDefault = None,
     kv_evict: Annotated[
         str | None,
-        typer.Option(metavar="|".join(opt.VICTIMS), help="Whose slot a missing page takes."),
+        typer.Option(
+            metavar="|".join(opt.VICTIMS),
+            help="Whose slot a missing page takes.",
+            show_default=f"the table's, else {opt.DEFAULT_EVICT}",
+        ),
     ] = None,
     kv_select: Annotated[
-        str | None, typer.Option(metavar="CELLS|depth/N", help="Cells a row reads; 0 is all.")
+        str | None,
+        typer.Option(
+            metavar="CELLS|depth/N",
+            help="Cells a row reads; 0 is all.",
+            show_default=f"the table's, else {opt.DEFAULT_SELECT}",
+        ),
     ] = None,
-    kv_page: Annotated[int | None, typer.Option(metavar="CELLS", help="Cells of a page.")] = None,
+    kv_page: Annotated[
+        int | None,
+        typer.Option(
+            metavar="CELLS", help="Cells of a page.", show_default=f"the table's, else {PAGE_CELLS}"
+        ),
+    ] = None,
     vram_budget: opt.VramBudget = None,
     max_context: opt.MaxContext = None,
     spec: opt.Spec = None,
     no_mtp: opt.NoMtp = False,
     mtp_window: Annotated[
-        str | None, typer.Option(metavar="CELLS|auto", help="Cells the drafter reads; 0 is all.")
+        str | None,
+        typer.Option(
+            metavar="CELLS|auto",
+            help="Cells the drafter reads; 0 is all.",
+            show_default=f"the table's, else {opt.AUTO}",
+        ),
     ] = None,
 ) -> None:
     """Print the ring that a session would get, with the line it would print, and why.
@@ -151,7 +183,7 @@ def explain(
         say(f"  {name:<13}{value}")
 
 
-@app.command()
+@app.command(epilog="Example: strata policy export --study quick --out ring-policy.json")
 @fail_cleanly()
 def export(
     db: Annotated[
@@ -159,12 +191,15 @@ def export(
     ] = DEFAULT_OUT / DATABASE_NAME,
     study: Annotated[
         str | None,
-        typer.Option(metavar="KEY|NAME", help="The study; may be left out where there is one."),
+        typer.Option(metavar="KEY|NAME", help="The study.", show_default="the only one"),
     ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="FILE", help="Where to; else where sessions look by themselves."
+            "--out",
+            metavar="FILE",
+            help="Where to.",
+            show_default="where sessions look by themselves",
         ),
     ] = None,
 ) -> None:
@@ -184,12 +219,17 @@ def export(
     note(f"use it with: {usage_line(record, str(path))}")
 
 
-@app.command()
+@app.command(
+    epilog="Example: strata policy backtest data/seed/decode_by_ring.csv --kv-resident 49152"
+)
 @fail_cleanly()
 def backtest(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A CSV of published rows.")],
     kv_resident: Annotated[
-        str | None, typer.Option(metavar="CELLS|auto", help="The cap; 0 is the whole context.")
+        str | None,
+        typer.Option(
+            metavar="CELLS|auto", help="The cap; 0 is the whole context.", show_default="auto"
+        ),
     ] = None,
     kv_ring_default: Annotated[
         str, typer.Option(metavar="CELLS", help="The default ring.")

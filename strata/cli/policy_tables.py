@@ -22,6 +22,10 @@ from strata.units import parse_bytes, parse_cells
 TableFile = Annotated[Path, typer.Argument(metavar="FILE", help="A policy table (JSON).")]
 OutFile = Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the table is written.")]
 
+DECLARE_EPILOG = (
+    "Example: strata policy declare a.json --field engine --value 0.2.0 --reason 'same kernels' "
+    "--out b.json"
+)
 NUMBERS = {"page_cells": parse_cells, "mtp_window": parse_cells, "context": parse_cells}
 
 
@@ -96,7 +100,11 @@ def check(
     file: TableFile,
     tier: Annotated[
         list[str] | None,
-        typer.Option(metavar="CELLS", help="Check only this tier; may be given again."),
+        typer.Option(
+            metavar="CELLS",
+            help="Check only this tier; may be given again.",
+            show_default="every tier",
+        ),
     ] = None,
     entries: Annotated[
         int, typer.Option(min=1, help="Entries to measure at most, the least sure first.")

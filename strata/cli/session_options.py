@@ -6,6 +6,7 @@ from typing import Annotated, Literal, TypeVar, get_args
 
 import typer
 
+from strata.cli.completion import policies
 from strata.config import (
     DEFAULT_PREFETCH,
     DEFAULT_RING_CELLS,
@@ -38,6 +39,7 @@ KvResident = Annotated[
     typer.Option(
         metavar="CELLS|auto",
         help="The cap of the ring; 0 keeps the whole context resident.",
+        show_default="auto",
         rich_help_panel=_RING,
     ),
 ]
@@ -45,7 +47,8 @@ KvRingDefault = Annotated[
     str | None,
     typer.Option(
         metavar="CELLS",
-        help="The default ring: {cuda} on a GPU, {cpu} on a CPU.".format(**DEFAULT_RING_CELLS),
+        help="The default ring.",
+        show_default="{cuda} on a GPU, {cpu} on a CPU".format(**DEFAULT_RING_CELLS),
         rich_help_panel=_RING,
     ),
 ]
@@ -53,13 +56,20 @@ KvRingPolicy = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="fixed, depth, adapt or learned; unset asks STRATA_KV_RING_POLICY.",
+        autocompletion=policies,
+        help="fixed, depth, adapt or learned.",
+        show_default="STRATA_KV_RING_POLICY, else fixed",
         rich_help_panel=_RING,
     ),
 ]
 KvRingTable = Annotated[
     str | None,
-    typer.Option(metavar="FILE", help="Policy table for `learned`.", rich_help_panel=_RING),
+    typer.Option(
+        metavar="FILE",
+        help="Policy table for `learned`.",
+        show_default="STRATA_KV_RING_TABLE, else an exported or shipped one that applies",
+        rich_help_panel=_RING,
+    ),
 ]
 KvEvict = Annotated[
     str,
@@ -82,7 +92,8 @@ VramBudget = Annotated[
     str | None,
     typer.Option(
         metavar="SIZE",
-        help="Device memory for weights, ring and experts, like 64MiB; unset is no limit.",
+        help="Device memory for weights, ring and experts, like 64MiB.",
+        show_default="no limit",
         rich_help_panel="Memory",
     ),
 ]
@@ -90,7 +101,8 @@ MaxContext = Annotated[
     str | None,
     typer.Option(
         metavar="CELLS",
-        help="The most cells the session may reach; unset is what this prompt needs.",
+        help="The most cells the session may reach.",
+        show_default="what this prompt needs",
         rich_help_panel="Memory",
     ),
 ]
@@ -105,8 +117,8 @@ PrefetchWhat = Annotated[
     typer.Option(
         "--prefetch",
         metavar="|".join(PREFETCH),
-        help="Fetch pages of the next round, experts of the next layer, before they are asked for; "
-        f"unset is {DEFAULT_PREFETCH}.",
+        help="Fetch pages of the next round, experts of the next layer, before they are asked for.",
+        show_default=DEFAULT_PREFETCH,
         rich_help_panel="Memory",
     ),
 ]
@@ -115,6 +127,7 @@ Spec = Annotated[
     typer.Option(
         metavar="N|auto",
         help=f"Tokens drafted a round, at most {MAX_DRAFTS}; 0 is off, auto follows acceptance.",
+        show_default="1 with an MTP layer, 0 without",
         rich_help_panel=_DRAFTER,
     ),
 ]

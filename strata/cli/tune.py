@@ -54,10 +54,21 @@ class _SweepByDefault(TyperGroup):
     default_command = "sweep"
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args and ctx.resilient_parsing:  # a shell asks what may follow
+            return args
         if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
             args = ["sweep", *args]
         parsed: list[str] = super().parse_args(ctx, args)
         return parsed
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Return the commands, and what `sweep` takes: plans and switches."""
+        found: list[Any] = super().shell_complete(ctx, incomplete)
+        sweep = self.commands[self.default_command]
+        for parameter in sweep.params:
+            if parameter.param_type_name == "argument":
+                found += parameter.shell_complete(ctx, incomplete)
+        return found + (sweep.shell_complete(ctx, incomplete) if incomplete[:1] == "-" else [])
 
 
 app = typer.Typer(
@@ -67,17 +78,23 @@ app = typer.Typer(
     "Without a command it is `sweep`: `strata tune [PLAN] [--resume]`.",
 )
 
-app.command("replay")(tune_study.replay)
-app.command("verdict")(tune_study.verdict)
-app.command("compare")(tune_study.compare)
-app.command("costs")(tune_study.costs)
-app.command("acceptance")(tune_acceptance.acceptance)
-app.command("import")(tune_move.import_)
-app.command("export")(tune_move.export)
-app.command("doctor")(tune_move.doctor)
+app.command("replay", epilog="Example: strata tune replay quick --sampler tpe --seeds 10")(
+    tune_study.replay
+)
+app.command("verdict", epilog="Example: strata tune verdict quick")(tune_study.verdict)
+app.command("compare", epilog="Example: strata tune compare 0123abcd 4567cdef")(tune_study.compare)
+app.command("costs", epilog="Example: strata tune costs drafts --workload mine")(tune_study.costs)
+app.command(
+    "acceptance", epilog="Example: strata tune acceptance prompts/ --study quick --workload mine"
+)(tune_acceptance.acceptance)
+app.command("import", epilog="Example: strata tune import trials.jsonl")(tune_move.import_)
+app.command("export", epilog="Example: strata tune export quick --jsonl trials.jsonl")(
+    tune_move.export
+)
+app.command("doctor", epilog="Example: strata tune doctor --repair")(tune_move.doctor)
 
 
-@app.command()
+@app.command(epilog="Example: strata tune sweep plan.toml --workers 4 --resume")
 @fail_cleanly()
 def sweep(
     plan: PlanArgument = "quick",
@@ -133,7 +150,7 @@ def sweep(
     raise typer.Exit(_worst(codes))
 
 
-@app.command("run-trials")
+@app.command("run-trials", epilog="Example: strata tune run-trials quick --jsonl trials.jsonl")
 @fail_cleanly()
 def run_trials(
     plan: PlanArgument,
@@ -172,7 +189,7 @@ def run_trials(
     raise typer.Exit(_worst(codes))
 
 
-@app.command()
+@app.command(epilog="Example: strata tune report quick")
 @fail_cleanly()
 def report(study: StudyArgument, out: OutOption = DEFAULT_OUT, db: DbOption = None) -> None:
     """Write table and report of a stored study again, from the database alone."""

@@ -30,13 +30,21 @@ def acceptance(
         typer.Option(metavar="STUDY", help="Hold it against this study's costs, its way to draft."),
     ] = None,
     spec: Annotated[
-        int | None, typer.Option(min=1, max=MAX_DRAFTS, help="Drafts a round; without --study.")
+        int | None,
+        typer.Option(
+            min=1,
+            max=MAX_DRAFTS,
+            help="Drafts a round; without --study.",
+            show_default="the study's, else 1",
+        ),
     ] = None,
     max_new: Annotated[int, typer.Option(min=16, help="New tokens a prompt.")] = DEFAULT_MAX_NEW,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     model: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="A checkpoint; else the study's, or the bundled one."),
+        typer.Option(
+            metavar="FOLDER", help="A checkpoint.", show_default="the study's, else the bundled one"
+        ),
     ] = None,
     device: DeviceOption = "auto",
     workload: Annotated[

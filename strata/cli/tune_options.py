@@ -7,27 +7,34 @@ from typing import Annotated, Literal
 
 import typer
 
+from strata.cli.completion import plans
+
 DEFAULT_OUT = Path("runs")
 DATABASE_NAME = "strata.duckdb"
 
 PlanArgument = Annotated[
-    str, typer.Argument(metavar="PLAN", help="A built-in plan (quick) or a TOML file.")
+    str,
+    typer.Argument(
+        metavar="PLAN", autocompletion=plans, help="A built-in plan (quick) or a TOML file."
+    ),
 ]
 StudyArgument = Annotated[
     str, typer.Argument(metavar="STUDY", help="A study's key, the start of one, or its name.")
 ]
 OutOption = Annotated[Path, typer.Option(help="Folder for the database, tables and reports.")]
 DbOption = Annotated[
-    Path | None, typer.Option(help="The trial database; default: strata.duckdb in --out.")
+    Path | None, typer.Option(help="The trial database.", show_default=f"{DATABASE_NAME} in --out")
 ]
 DatabaseOption = Annotated[Path, typer.Option("--db", metavar="FILE", help="The trial database.")]
 ModelOption = Annotated[
-    str | None, typer.Option(metavar="FOLDER", help="A checkpoint in place of the plan's.")
+    str | None, typer.Option(metavar="FOLDER", help="A checkpoint.", show_default="the plan's")
 ]
 ModesOption = Annotated[
     str | None,
     typer.Option(
-        metavar="off|on|off,on", help="Without the drafter, with it, or both; else the plan's."
+        metavar="off|on|off,on",
+        help="Without the drafter, with it, or both.",
+        show_default="the plan's",
     ),
 ]
 RetryOption = Annotated[
@@ -40,7 +47,9 @@ RetryOption = Annotated[
 SamplerOption = Annotated[
     str | None,
     typer.Option(
-        metavar="grid|random|tpe|gp|cost-model", help="An order of the arms in place of the plan's."
+        metavar="grid|random|tpe|gp|cost-model",
+        help="An order of the arms.",
+        show_default="the plan's",
     ),
 ]
 WorkersOption = Annotated[

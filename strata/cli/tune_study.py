@@ -21,12 +21,14 @@ def replay(
         list[str] | None,
         typer.Option(
             metavar="grid|random|tpe|gp|cost-model",
-            help="Whose order to replay; may be given again. Default: random, tpe, cost-model.",
+            help="Whose order to replay; may be given again.",
+            show_default="random, tpe, cost-model",
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How often each, seeds 0 and up.")] = 20,
     arms: Annotated[
-        int | None, typer.Option(min=1, help="Stop after so many arms; default: the whole grid.")
+        int | None,
+        typer.Option(min=1, help="Stop after so many arms.", show_default="the whole grid"),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the curves: .svg or .png.")

@@ -44,8 +44,8 @@ def command(
         str | None,
         typer.Option(
             metavar="LIST",
-            help="What is fetched ahead, like none,pages,experts,all; "
-            f"unset is {DEFAULT_PREFETCH}.",
+            help="What is fetched ahead, like none,pages,experts,all.",
+            show_default=DEFAULT_PREFETCH,
         ),
     ] = None,
     vram_budget: session_opt.VramBudget = None,

@@ -21,10 +21,12 @@ Json = Annotated[
     str | None,
     typer.Option("--json", metavar="FILE", help="Write one JSON object; '-' is stdout."),
 ]
-Model = Annotated[Path | None, typer.Option(help="Checkpoint folder; unset is the bundled model.")]
+Model = Annotated[
+    Path | None, typer.Option(help="Checkpoint folder.", show_default="the bundled model")
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Threads = Annotated[
-    int | None, typer.Option(help="CPU threads that decode; unset is 1. Prompts take all.")
+    int | None, typer.Option(help="CPU threads that decode; prompts take all.", show_default="1")
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Which bundled passage is the prompt.")]
 Repeats = Annotated[

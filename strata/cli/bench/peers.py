@@ -31,9 +31,8 @@ def command(
         str | None,
         typer.Option(
             metavar="LIST",
-            help="Cells of the prompt; unset is {cpu} on a CPU, {cuda} on a GPU.".format(
-                **DEFAULT_DEPTH
-            ),
+            help="Cells of the prompt.",
+            show_default="{cpu} on a CPU, {cuda} on a GPU".format(**DEFAULT_DEPTH),
         ),
     ] = None,
     spec: Annotated[
@@ -49,16 +48,16 @@ def command(
         str | None,
         typer.Option(
             metavar="LIST",
-            help="dynamic, mtp, and on a GPU static (compiled) and offloaded; unset is all.",
+            help="dynamic, mtp, and on a GPU static (compiled) and offloaded.",
+            show_default="all",
         ),
     ] = None,
     max_new: Annotated[
         int | None,
         typer.Option(
             min=MIN_NEW,
-            help="New tokens a repeat; unset is {cpu} on a CPU, {cuda} on a GPU.".format(
-                **DEFAULT_NEW
-            ),
+            help="New tokens a repeat.",
+            show_default="{cpu} on a CPU, {cuda} on a GPU".format(**DEFAULT_NEW),
         ),
     ] = None,
     repeats: opt.Repeats = opt.DEFAULT_REPEATS,
