@@ -42,7 +42,8 @@ def describe(parameter: Any) -> str | None:
     if getattr(parameter, "hidden", False) or "--help" in parameter.opts:
         return None
     option = parameter.param_type_name == "option"
-    words = ", ".join(parameter.opts) if option else (parameter.metavar or parameter.name.upper())
+    spelled = [*parameter.opts, *parameter.secondary_opts]
+    words = ", ".join(spelled) if option else (parameter.metavar or parameter.name.upper())
     if option and not parameter.is_flag:
         words += f" {parameter.metavar or parameter.name.upper()}"
     text = " ".join((parameter.help or "").split())

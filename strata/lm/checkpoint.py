@@ -144,8 +144,8 @@ def hash_checkpoint(folder: Path) -> str:
     below it where it does.
     """
     digest = hashlib.sha256()
-    files = {folder / "config.json", *folder.glob("*.safetensors"), *_shards(folder)}
-    for path in sorted(files):
+    beside = filter(Path.is_file, folder.glob("*.safetensors"))
+    for path in sorted({folder / "config.json", *beside, *_shards(folder)}):
         digest.update(path.relative_to(folder).as_posix().encode() + b"\0")
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())

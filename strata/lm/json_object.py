@@ -19,6 +19,8 @@ def read_object(path: Path) -> dict[str, Any]:
     Raises CheckpointError for a file that cannot be read, holds something else, is nested too
     deep, or names a key twice.
     """
+    if not path.is_file():  # a pipe would be waited for
+        raise CheckpointError(f"{path} cannot be read as JSON: it is no file")
     try:
         raw = json.loads(
             path.read_text(encoding="utf-8"), object_pairs_hook=_once, parse_int=_bounded

@@ -88,7 +88,9 @@ def load_tokenizer(folder: Path, config: LMConfig) -> Tokenizer:
         raise CheckpointError(f"{folder} has no tokenizer.json; fetch the checkpoint again")
     try:
         inner = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises bare Exception, and panics
         raise CheckpointError(f"{path} is no tokenizer: {error}") from None
     token, last = max(inner.get_vocab().items(), key=lambda item: item[1], default=("", -1))
     if last >= config.vocab:
@@ -110,7 +112,7 @@ def _eos_ids(folder: Path, config: LMConfig) -> tuple[int, ...]:
     The file is optional, but one that cannot be read is not passed over.
     """
     path = folder / "generation_config.json"
-    if not path.exists():
+    if not path.exists() and not path.is_symlink():
         return config.eos_ids
     try:
         named = parse_eos(read_object(path).get("eos_token_id"), config.vocab)

@@ -131,6 +131,23 @@ def test_a_shard_that_is_no_file(folder: Folder) -> None:
     assert "model-1.safetensors is missing" in folder.refused()
 
 
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_a_json_file_that_is_no_file(folder: Folder, name: str) -> None:
+    path = folder.path / name
+    path.unlink()
+    os.mkfifo(path)
+    assert f"{name} cannot be read as JSON: it is no file" in folder.refused()
+    path.unlink()
+    path.symlink_to("nowhere")
+    assert name in folder.refused()
+
+
+def test_what_is_no_file_beside_the_weights_is_left_alone(folder: Folder) -> None:
+    os.mkfifo(folder.path / "other.safetensors")
+    (folder.path / "more.safetensors").mkdir()
+    assert load_model(folder.path, "cpu").model_hash == hash_checkpoint(TINY)
+
+
 DEEP = "[" * 5_000 + "]" * 5_000
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Regex, decoders, models
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from strata.config import SamplingParams
 from strata.generation import Collector
@@ -105,7 +105,7 @@ def test_pieces_are_what_all_ids_decode_to(name: str) -> None:
     holds()
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(
     names=st.lists(st.sampled_from([*PARTS]), max_size=4),
     nested=st.booleans(),
@@ -122,7 +122,7 @@ def test_any_chain_of_stages(names: list[str], nested: bool, ids: list[int], siz
 def test_any_bytes_stream_as_the_library_spells_them() -> None:
     """Broken UTF-8 of every kind, cut anywhere."""
     edges = [0x41, 0x80, 0x90, 0xA0, 0xBF, 0xC1, 0xC2, 0xE0, 0xE1, 0xED, 0xF0, 0xF1, 0xF4, 0xFF]
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet(), key=ord)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet(), key=ord)
     inner = tokenizers.Tokenizer(models.WordLevel({c: i for i, c in enumerate(alphabet)}, "a"))
     inner.decoder = decoders.ByteLevel()
     tokenizer = Tokenizer(inner, ())
@@ -135,6 +135,50 @@ def test_any_bytes_stream_as_the_library_spells_them() -> None:
         for second in edges:
             for third in edges:
                 check(tokenizer, [of[first], of[second], of[third], of[0x80]], [1])
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma", "word piece", "byte level"])
+def trained(request: pytest.FixtureRequest) -> Tokenizer:
+    """Return a tokenizer that learned its pieces, as those of published models are made."""
+    text = ["def read(path):", "a lot of words, and some more words.", "über größe né", "  x  y"]
+    kind = request.param
+    special = ["<s>", "</s>"]
+    if kind == "word piece":
+        inner = tokenizers.Tokenizer(models.WordPiece(unk_token="<s>"))
+        inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        inner.train_from_iterator(text, trainers.WordPieceTrainer(special_tokens=special))
+        inner.decoder = decoders.WordPiece()
+    elif kind == "byte level":
+        inner = tokenizers.Tokenizer(models.BPE())
+        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(special_tokens=special, initial_alphabet=alphabet)
+        inner.train_from_iterator(text, trainer)
+        inner.decoder = decoders.ByteLevel()
+    else:
+        inner = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<s>"))
+        inner.normalizer = normalizers.Sequence(
+            [
+                *([normalizers.Prepend("▁")] if kind == "llama" else []),
+                normalizers.Replace(" ", "▁"),
+            ]
+        )
+        every = [f"<0x{byte:02X}>" for byte in range(256)]
+        inner.train_from_iterator(text, trainers.BpeTrainer(special_tokens=[*special, *every]))
+        inner.decoder = decoders.Sequence([PARTS[part] for part in CHAINS[kind]])
+    raw = json.loads(inner.to_str())
+    raw["added_tokens"] = [one for one in raw["added_tokens"] if one["content"] in special]
+    return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(raw)), ())
+
+
+@settings(max_examples=60)
+@given(text=st.text(st.characters(codec="utf-8") | st.sampled_from("aü😀€ \n▁."), max_size=30))
+@example(text="😀😀")
+@example(text=" two  spaces é😀 end ")
+def test_text_of_a_trained_tokenizer_comes_back_in_pieces(trained: Tokenizer, text: str) -> None:
+    ids = trained.encode(text)
+    check(trained, ids, [1])
+    check(trained, ids[1:], [3, 1])
 
 
 def test_text_is_not_held_back_longer_than_it_must_be() -> None:

@@ -124,3 +124,11 @@ def test_a_prompt_of_which_no_token_is_known(folder: Folder) -> None:
     result = CliRunner().invoke(app, line)
     assert result.exit_code == 2
     assert "knows no token of the prompt" in result.stderr
+
+
+def test_a_tokenizer_on_which_the_library_panics(folder: Folder) -> None:
+    path = folder.path / "tokenizer.json"
+    raw = json.loads(path.read_text())
+    raw["model"]["continuing_subword_prefix"] = "##"
+    path.write_text(json.dumps(raw))
+    assert "is no tokenizer" in folder.refused()
