@@ -15,6 +15,7 @@ from strata.policy.diff import TableDiff
 from strata.policy.explain import Explanation
 from strata.policy.fingerprint import FIELDS
 from strata.policy.table import decision_key
+from strata.printable import printable
 from strata.units import format_cells
 
 if TYPE_CHECKING:
@@ -27,18 +28,23 @@ def table_facts(table: PolicyTable) -> list[tuple[str, object]]:
     commit = f", commit {table.engine_commit}" if table.engine_commit else ""
     facts: list[tuple[str, object]] = [
         ("created", table.created),
-        ("engine", f"{table.engine_version}{commit}"),
+        ("engine", printable(f"{table.engine_version}{commit}")),
         *((name, _plain(getattr(table.fingerprint, name))) for name in FIELDS),
         ("default ring", f"{table.default_ring_cells} cells"),
         ("margin", f"{table.margin_ratio:.1%}"),
     ]
     decided = {decision_key(one.tier_cells, one.mode): one for one in table.entries}
     facts += [
-        (name, _plain(value)) for name, value in table.provenance.items() if name not in decided
+        (printable(name), _plain(value))
+        for name, value in table.provenance.items()
+        if name not in decided
     ]
     facts += _reasons(table, decided)
     facts += [
-        (f"declared {item.field}", f"{_plain(item.value)} ({item.reason}, {item.declared})")
+        (
+            f"declared {item.field}",
+            f"{_plain(item.value)} ({printable(item.reason)}, {item.declared})",
+        )
         for item in table.declarations
     ]
     return facts
@@ -197,4 +203,4 @@ def _entry(entry: Entry | None) -> str:
 
 
 def _plain(value: object) -> str:
-    return "unset" if value is None else str(value)
+    return "unset" if value is None else printable(value)

@@ -8,7 +8,6 @@ characters are shown, not obeyed.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,12 +16,13 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from strata.printable import printable
+
 MIN_COLUMNS = 20
 """A terminal that says it is narrower is written to as if it had these."""
 MAX_STACKED = 3
 """Lines of a row at most; a record is read more easily than more."""
 GAP = 2
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 Block = dict[int, int]
 """Columns that stand side by side, with the width of each; a row is one line of blocks or more."""
@@ -47,8 +47,8 @@ class _Grid:
 
 
 def plain(text: str) -> str:
-    """Return `text` with its control characters spelt out, so that no terminal obeys them."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    """Return `text` with all that a terminal would obey spelt out, but for lines and tabs."""
+    return printable(text, keep="\n\t")
 
 
 def lay_out(table: Table, columns: int | None) -> list[str]:
