@@ -1,14 +1,16 @@
 """Ask what each policy would have chosen on published rows, and what exactly that choice measured.
 
 A row compares an arm's ring with a control's. A policy's choice scores 0 where it is the
-control's ring; the row's published percentage where it is the arm's ring, or where the row was
-itself a run of that policy; and "not measured" anywhere else, never the nearest ring. The
-published percentage is authoritative: it is not always the ratio of the two printed medians.
+control's ring; the row's published percentage where the row was itself a run of that policy; 0
+where it reserves the control's pool and the percentage where it reserves the arm's; and "not
+measured" anywhere else, never the nearest ring. Rings past the whole context reserve one pool, the
+context: at a short prompt they are one ring under several names. The published percentage is
+authoritative: it is not always the ratio of the two printed medians.
 
 On the seed figures the reversal at 32K with the drafter on came from the arm that ran `depth`, with
-a published ring of 49,152. `fixed` takes that very ring, so its -9.1 % is the row's figure as
-recorded; `depth` itself would take 33,040 there and scores the same only because the row was its
-own run. The source says both of that arm ("just past the prompt" and 49,152).
+a published ring of 49,152. `fixed` takes that very ring, and `depth` would take 33,040 there, the
+whole context, which is the pool of either: both score the row's -9.1 %. The source says both of
+that arm ("just past the prompt" and 49,152).
 
 The learned column is judged on the rows that it was fitted to and is marked so; beside it stands
 the choice of a table fitted without the row, which is the honest one and may well be "default".
@@ -28,7 +30,7 @@ from strata.policy.request import PolicyName, RingRequest, minimum_ring_cells, n
 from strata.policy.rules import choose_ring
 from strata.policy.table import PolicyTable
 
-Basis = Literal["control's ring", "arm's ring", "row's own rule", "not measured"]
+Basis = Literal["control's ring", "control's pool", "arm's ring", "row's own rule", "not measured"]
 
 RULES: tuple[PolicyName, ...] = ("fixed", "depth", "adapt")
 LEARNED = "learned (in sample)"
@@ -56,8 +58,8 @@ class Outcome:
     def __str__(self) -> str:
         if self.delta_pct is None:
             return "not measured"
-        if self.basis == "control's ring":
-            return "0 % (control's ring)"
+        if self.basis in ("control's ring", "control's pool"):
+            return f"0 % ({self.basis})"
         own = ", its own run" if self.basis == "row's own rule" else ""
         return f"{self.delta_pct:+.1f} % (as recorded{own})"
 
@@ -83,10 +85,14 @@ class Backtest:
 def backtest(rows: Sequence[Row], settings: Settings) -> Backtest:
     """Return what every policy would have chosen at every row, and what that measured."""
     default, tiers = settings.ring_default_cells, {row.tier_cells for row in rows}
-    fit = fit_direct(rows, default, tiers)
+
+    def pool(tier_cells: int, ring_cells: int) -> int:
+        return min(ring_cells, _need(tier_cells, settings))
+
+    fit = fit_direct(rows, default, tiers, pool)
     results = []
     for row in rows:
-        left_out = fit_direct([other for other in rows if other is not row], default, tiers)
+        left_out = fit_direct([other for other in rows if other is not row], default, tiers, pool)
         decisions = {rule: _decide(row, rule, settings) for rule in RULES}
         outcomes: dict[str, Outcome] = {
             rule: outcome(row, rule, decision) for rule, decision in decisions.items()
@@ -102,21 +108,30 @@ def backtest(rows: Sequence[Row], settings: Settings) -> Backtest:
 
 def outcome(row: Row, policy: str, decision: RingDecision) -> Outcome:
     """Return what `row` measured of the ring in `decision`, the first rule that fits."""
-    ring = decision.ring_cells
-    if ring == row.ring_control_cells:
-        return Outcome(ring_cells=ring, basis="control's ring", delta_pct=0.0)
-    if row.delta_pct is not None and ring == row.ring_arm_cells:
-        return Outcome(ring_cells=ring, basis="arm's ring", delta_pct=row.delta_pct)
-    if row.delta_pct is not None and row.rule == policy:
-        return Outcome(ring_cells=ring, basis="row's own rule", delta_pct=row.delta_pct)
-    return Outcome(ring_cells=ring, basis="not measured", delta_pct=None)
+    ring, context = decision.ring_cells, decision.need_cells
+    control, arm = row.ring_control_cells, row.ring_arm_cells
+    measured = row.delta_pct is not None
+    bases: list[tuple[Basis, bool]] = [
+        ("control's ring", ring == control),
+        ("arm's ring", measured and row.rule == policy and ring == arm),
+        ("row's own rule", measured and row.rule == policy),
+        ("control's pool", min(ring, context) == min(control, context)),
+        ("arm's ring", measured and min(ring, context) == min(arm, context)),
+    ]
+    basis: Basis = next((name for name, fits in bases if fits), "not measured")
+    scores = {"control's ring": 0.0, "control's pool": 0.0, "not measured": None}
+    return Outcome(ring_cells=ring, basis=basis, delta_pct=scores.get(basis, row.delta_pct))
+
+
+def _need(tier_cells: int, settings: Settings) -> int:
+    return need_cells(prompt_cells=tier_cells, max_new=settings.max_new, page_cells=PAGE_CELLS)
 
 
 def _decide(
     row: Row, policy: PolicyName, settings: Settings, table: PolicyTable | None = None
 ) -> RingDecision:
     """Return the decision of the very code that a session runs."""
-    need = need_cells(prompt_cells=row.tier_cells, max_new=settings.max_new, page_cells=PAGE_CELLS)
+    need = _need(row.tier_cells, settings)
     return choose_ring(
         RingRequest(
             policy=policy,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,9 @@ from strata.units import MAX_CELLS
 
 COLUMNS = ("id", "rule", "tier_cells", "mtp", "ring_control", "ring_arm", "delta_pct")
 _MODES: dict[str, Mode] = {"0": "off", "1": "on"}
+_DECIMAL = re.compile(r"[+-]?(\d{1,9}(\.\d{0,18})?|\.\d{1,18})(e[+-]?\d{1,2})?", re.ASCII | re.I)
+"""A figure as tables print it: ``float`` would also take 1_0.5, nan, 1e400 and other digits."""
+MOST_PCT = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,12 +126,9 @@ def _cells(text: str, place: str) -> int:
 def _percentage(text: str, place: str) -> float | None:
     if not text:
         return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not -100 < value < math.inf:
+    if not _DECIMAL.fullmatch(text) or not -100 < float(text) <= MOST_PCT:
         raise UsageError(
-            f"{place}: {text!r} is not a percentage above -100; leave it empty if unknown"
+            f"{place}: {text!r} is not a percentage above -100 and up to {MOST_PCT:,.0f}, written "
+            "like -9.1; leave it empty if unknown"
         )
-    return value
+    return float(text)

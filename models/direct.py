@@ -1,16 +1,23 @@
 """Estimate the learned column of a backtest from published percentages alone.
 
 Published rows hold no rounds and too few repeats for a model, so this is the plainest estimator
-that carries an error: the mean log ratio per (tier, mode, ring), with one noise figure for all
-of them. Rows whose two arms had the same ring measure nothing but noise about zero, so its
-standard deviation is their root mean square and its degrees of freedom their number; the bound
-is Student's, one-sided at 95 %, not corrected for the number of rings looked at.
+that carries an error: the mean log ratio per (tier, mode, pool). How far a row strays is told by
+three things, each with its own degrees of freedom: rows whose two arms had one ring measure noise
+about zero (their root mean square; fewer than three of them, or zeros alone, say nothing), the
+scatter of a pool's own rows, and the scatter inside all pools taken together. A bound holds
+whichever of them is right, so the widest counts: Student's, one-sided at 95 %, not corrected for
+the number of rings looked at.
+
+A ring that reaches past the whole context reserves the context, so rings are told apart by the
+pool that they reserve at a tier. A row whose two rings reserve one pool says nothing of a ring;
+it is not counted as noise either, as the engine behind it may have told them apart.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +31,12 @@ from strata.policy.table import Entry, PolicyTable
 from strata.policy.tiers import make_tiers
 
 CONFIDENCE = 0.95
+FEWEST_SAME_RING = 3
+"""Rows of one ring in both arms below which their spread is no measure of noise."""
+FINEST_LOG_SD = 0.001
+"""No published rate is taken to be surer than a tenth of a percent."""
+Pool = Callable[[int, int], int]
+"""(tier, ring) -> the cells that the ring reserves there."""
 PUBLISHED = Fingerprint(
     device="published rows",
     model_hash="not published",
@@ -40,10 +53,11 @@ class DirectEstimate:
     tier_cells: int
     mode: Mode
     ring_cells: int
+    """The smallest of the rings that reserve this pool."""
     rows: int
     effect_ratio: float
     lower_ratio: float | None
-    """None where no same-ring row tells the noise."""
+    """None where too few same-ring rows tell the noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,46 +67,91 @@ class DirectFit:
     estimates: tuple[DirectEstimate, ...]
     noise_log_sd: float | None
     degrees_of_freedom: int
+    """Of the noise: the same-ring rows, whether they suffice or not."""
+    one_pool_rows: int
+    """Rows of two rings that reserve one pool at their tier; no evidence for either."""
     table: PolicyTable
 
 
+@dataclass(frozen=True, slots=True)
+class _Scatter:
+    """One estimate of how far a row strays, as a log standard deviation."""
+
+    log_sd: float
+    freedom: int
+
+    def reach(self, rows: int) -> float:
+        """Return how far below the mean of so many rows the bound lies."""
+        sd = max(self.log_sd, FINEST_LOG_SD)
+        return float(stats.t.ppf(CONFIDENCE, self.freedom)) * sd / math.sqrt(rows)
+
+
 def fit_direct(
-    rows: Sequence[Row], default_ring_cells: int, tiers_cells: Iterable[int]
+    rows: Sequence[Row], default_ring_cells: int, tiers_cells: Iterable[int], pool: Pool
 ) -> DirectFit:
     """Return the direct estimate from `rows`, as a table of `tiers_cells` over the default ring.
 
-    Rows of another control ring say nothing about a gain over the default ring and are not used
+    Rows of another control pool say nothing about a gain over the default ring and are not used
     as evidence; as measures of noise, same-ring rows count whatever their ring.
     """
     noise = [row.log_ratio for row in rows if row.same_ring and row.log_ratio is not None]
-    sd = float(np.sqrt(np.mean(np.square(noise)))) if noise else None
-    groups: dict[tuple[int, Mode, int], list[float]] = defaultdict(list)
+    groups: dict[tuple[int, Mode, int], list[Row]] = defaultdict(list)
+    one_pool = 0
     for row in rows:
-        comparable = row.ring_control_cells == default_ring_cells and not row.same_ring
-        if comparable and row.log_ratio is not None:
-            groups[row.tier_cells, row.mode, row.ring_arm_cells].append(row.log_ratio)
-    estimates = tuple(
-        DirectEstimate(
-            tier_cells=tier,
-            mode=mode,
-            ring_cells=ring,
-            rows=len(group),
-            effect_ratio=float(np.expm1(np.mean(group))),
-            lower_ratio=_lower_ratio(group, sd, len(noise)),
+        control, arm, default = (
+            pool(row.tier_cells, ring)
+            for ring in (row.ring_control_cells, row.ring_arm_cells, default_ring_cells)
         )
-        for (tier, mode, ring), group in sorted(groups.items())
-    )
-    table = _table(estimates, tiers_cells, default_ring_cells)
+        if row.log_ratio is None or row.same_ring:
+            continue
+        if control == arm:
+            one_pool += 1
+        elif control == default:
+            groups[row.tier_cells, row.mode, arm].append(row)
+    samples = {key: np.array([row.log_ratio for row in group]) for key, group in groups.items()}
+    same_ring = _same_ring(noise)
+    shared = _inside(list(samples.values()))
+    estimates = []
+    for (tier, mode, reserved), group in sorted(groups.items()):
+        sample = samples[tier, mode, reserved]
+        lower = None
+        if same_ring is not None:
+            known = [one for one in (same_ring, shared, _inside([sample])) if one is not None]
+            reach = max(one.reach(len(sample)) for one in known)
+            lower = float(np.expm1(sample.mean() - reach))
+        estimates.append(
+            DirectEstimate(
+                tier_cells=tier,
+                mode=mode,
+                ring_cells=min(row.ring_arm_cells for row in group),
+                rows=len(group),
+                effect_ratio=float(np.expm1(sample.mean())),
+                lower_ratio=lower,
+            )
+        )
     return DirectFit(
-        estimates=estimates, noise_log_sd=sd, degrees_of_freedom=len(noise), table=table
+        estimates=tuple(estimates),
+        noise_log_sd=None if same_ring is None else same_ring.log_sd,
+        degrees_of_freedom=len(noise),
+        one_pool_rows=one_pool,
+        table=_table(estimates, tiers_cells, default_ring_cells),
     )
 
 
-def _lower_ratio(group: Sequence[float], sd: float | None, freedom: int) -> float | None:
-    if sd is None:
+def _same_ring(noise: Sequence[float]) -> _Scatter | None:
+    """Return what same-ring rows say of the noise; None where they are too few, or all zero."""
+    if len(noise) < FEWEST_SAME_RING or not any(noise):
         return None
-    reach = float(stats.t.ppf(CONFIDENCE, freedom)) * sd / np.sqrt(len(group))
-    return float(np.expm1(np.mean(group) - reach))
+    return _Scatter(float(np.sqrt(np.mean(np.square(noise)))), len(noise))
+
+
+def _inside(samples: Sequence[np.ndarray]) -> _Scatter | None:
+    """Return the scatter of rows about the means of their own pools; None where no pool has two."""
+    freedom = sum(len(sample) - 1 for sample in samples)
+    if not freedom:
+        return None
+    squares = sum(float(np.square(sample - sample.mean()).sum()) for sample in samples)
+    return _Scatter(math.sqrt(squares / freedom), freedom)
 
 
 def _table(

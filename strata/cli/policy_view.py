@@ -175,16 +175,25 @@ def backtest_table(result: Backtest) -> Table:
 def backtest_notes(result: Backtest) -> list[str]:
     """Return what the learned columns rest on, one sentence a line."""
     fit = result.fit
-    noise = "no same-ring row, so no bound"
+    noise = (
+        f"no bound, as the noise needs three same-ring rows, not all zero, and there are "
+        f"{fit.degrees_of_freedom}"
+    )
     if fit.noise_log_sd is not None:
         noise = (
             f"noise {fit.noise_log_sd:.4f} (root mean square of {fit.degrees_of_freedom} "
-            "same-ring log ratios), one-sided 95 %, uncorrected"
+            "same-ring log ratios) or the rows' own scatter where that is wider, one-sided 95 %, "
+            "uncorrected"
         )
     lines = [
-        "learned is a direct estimate, in sample: mean log ratio by tier, drafter and ring; "
+        "learned is a direct estimate, in sample: mean log ratio by tier, drafter and pool; "
         f"{noise}; beside it with the row left out"
     ]
+    if fit.one_pool_rows:
+        lines.append(
+            f"{fit.one_pool_rows} rows compare rings that reserve one pool at their prompt: no "
+            "evidence for either, and not counted as noise"
+        )
     lines += [
         f"  tier {item.tier_cells}, drafter {item.mode}, ring {item.ring_cells}: "
         f"{item.effect_ratio:+.1%} from {item.rows} rows, lower bound "

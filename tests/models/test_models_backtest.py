@@ -4,6 +4,7 @@ import contextlib
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 import strata
 from strata.errors import UsageError
 from strata.models.backtest import COLUMNS, LEARNED, LEARNED_LEFT_OUT, Backtest, Settings, backtest
-from strata.models.backtest_rows import read_rows
+from strata.models.backtest_rows import Row, read_rows
+from strata.models.direct import fit_direct
 
 SEED = Path(strata.__file__).parent / "data" / "seed" / "decode_by_ring.csv"
 GOLDEN = Path(__file__).parent / "golden" / "backtest_seed.json"
@@ -112,6 +114,95 @@ def test_the_best_bound_wins_among_rings(tmp_path: Path) -> None:
     text = "".join(f"s{i},,1024,1,32768,32768,0.1\n" for i in range(3))
     text += "a,,131072,1,32768,49152,20\nb,,131072,1,32768,40960,30\n"
     assert run(tmp_path, text).results[3].outcomes[LEARNED].ring_cells == 40_960
+
+
+SAME = "".join(f"s{i},,65536,0,8192,8192,{d}\n" for i, d in enumerate((0.5, -0.5, 0.4)))
+OUTLIER = "a1,,65536,0,8192,16384,2.0\na2,,65536,0,8192,16384,2.5\na3,,65536,0,8192,16384,900000\n"
+
+
+@pytest.mark.parametrize(
+    "same", [SAME, SAME * 10, SAME.rpartition("s2")[0]], ids=["three", "thirty", "two"]
+)
+def test_one_outlier_makes_no_gain(tmp_path: Path, same: str) -> None:
+    """However many rows tell of little noise, what a pool's own rows scatter counts."""
+    lines = [f"n{i}{line[2:]}\n" for i, line in enumerate(same.splitlines())]
+    found = run(tmp_path, OUTLIER + "".join(lines), ring_default_cells=8_192)
+    (estimate,) = found.fit.estimates
+    assert estimate.effect_ratio > 20
+    assert estimate.lower_ratio is None or estimate.lower_ratio < 0
+    assert found.fit.table.entries == ()
+
+
+def test_an_outlier_elsewhere_makes_a_lone_row_less_sure(tmp_path: Path) -> None:
+    lone = "b,,131072,0,8192,16384,9\n"
+    alone = run(tmp_path, SAME + lone, ring_default_cells=8_192)
+    beside = run(tmp_path, SAME + lone + OUTLIER, ring_default_cells=8_192)
+    assert [entry.tier_cells for entry in alone.fit.table.entries] == [131_072]
+    assert beside.fit.table.entries == ()
+
+
+@pytest.mark.parametrize("noise", ["0", "0,0", "0,0,0,0", "0,0,0.01"])
+def test_no_noise_is_no_certainty(tmp_path: Path, noise: str) -> None:
+    rows = [f"s{i},,65536,0,8192,8192,{d}\n" for i, d in enumerate(noise.split(","))]
+    found = run(tmp_path, "".join(rows) + "a1,,65536,0,8192,16384,0.01\n", ring_default_cells=8192)
+    assert found.fit.table.entries == ()
+    assert {r.outcomes[LEARNED].ring_cells for r in found.results} == {8_192}
+
+
+@given(gain=st.floats(-50, 100), spread=st.floats(0, 200), count=st.integers(2, 6))
+def test_more_scatter_never_makes_a_ring_surer(gain: float, spread: float, count: int) -> None:
+    def bound(wide: float) -> float:
+        logs = np.log1p(gain / 100) + wide / 100 * np.linspace(-1, 1, count)
+        rows = [row(f"a{i}", 16_384, 100 * np.expm1(one)) for i, one in enumerate(logs)]
+        rows += [row(f"s{i}", 8_192, one) for i, one in enumerate((0.5, -0.5, 0.4))]
+        (found,) = fit_direct(rows, 8_192, [65_536], lambda _, ring: ring).estimates
+        assert found.lower_ratio is not None
+        return found.lower_ratio
+
+    assert bound(spread) <= bound(spread / 2) + 1e-9
+
+
+def row(name: str, arm_cells: int, delta_pct: float) -> Row:
+    return Row(
+        line=2, id=name, rule="", tier_cells=65_536, mode="off", ring_control_cells=8_192,
+        ring_arm_cells=arm_cells, delta_pct=float(delta_pct),
+    )  # fmt: skip
+
+
+def test_rings_of_one_pool_are_one_ring(tmp_path: Path) -> None:
+    """At 1K both rings are the whole context: the row measured no ring, whatever it is called."""
+    found = run(tmp_path, "x1,,1024,0,32768,49152,-40\nx2,,1024,0,32768,32768,1\n")
+    for result in found.results:
+        assert {one.delta_pct for one in result.outcomes.values()} == {0.0}
+    assert str(found.results[0].outcomes["fixed"]) == "0 % (control's pool)"
+    assert (found.fit.estimates, found.fit.one_pool_rows) == ((), 1)
+
+
+def test_rings_past_the_context_share_one_estimate(tmp_path: Path) -> None:
+    rows = "a,,32768,0,16384,40960,10\nb,,32768,0,16384,65536,12\nc,,32768,0,16384,20480,5\n"
+    found = run(tmp_path, rows, ring_default_cells=16_384)
+    told = [(one.ring_cells, one.rows) for one in found.fit.estimates]
+    assert told == [(20_480, 1), (40_960, 2)]
+    assert found.results[0].outcomes["fixed"].delta_pct == 10
+    assert found.results[2].outcomes["fixed"].basis == "not measured"
+
+
+@pytest.mark.parametrize(
+    "figure",
+    ["1_0.5", "nan", "NaN", "inf", "-inf", "infinity", "1e400", "1e7", "\u0661", "\uff11", " 1",
+     "1 ", "1\t", "0x10", "1,5", "+-1", ".", "1e", "1e-400", "--1", "-100", "-1e3", "1e1_0"],
+)  # fmt: skip
+def test_a_figure_that_no_table_means_is_refused(tmp_path: Path, figure: str) -> None:
+    with pytest.raises(UsageError, match=r"line 2, column delta_pct: .* is not a percentage"):
+        run(tmp_path, f'a,,65536,0,8192,16384,"{figure}"\n')
+
+
+@pytest.mark.parametrize(
+    "figure", ["-9.1", "+3", "0", "16.90", ".5", "5.", "1e-05", "1E2", "900000"]
+)
+def test_a_figure_as_tables_print_it_is_read(tmp_path: Path, figure: str) -> None:
+    found = run(tmp_path, f"a,,65536,0,8192,16384,{figure}\n")
+    assert found.results[0].row.delta_pct == float(figure)
 
 
 @pytest.mark.parametrize(
