@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from strata.cli import tune_acceptance, tune_move, tune_study
 from strata.cli.console import (
@@ -21,6 +20,7 @@ from strata.cli.console import (
 )
 from strata.cli.interrupts import EXIT_INTERRUPTED
 from strata.cli.output_file import check_output_file
+from strata.cli.tune_group import SweepByDefault
 from strata.cli.tune_options import (
     DATABASE_NAME,
     DEFAULT_OUT,
@@ -48,34 +48,11 @@ if TYPE_CHECKING:
     from strata.tuner.sweep import Outcomes
 
 
-class _SweepByDefault(TyperGroup):
-    """Takes `strata tune quick --resume` for `strata tune sweep quick --resume`."""
-
-    default_command = "sweep"
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args and ctx.resilient_parsing:  # a shell asks what may follow
-            return args
-        if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
-            args = ["sweep", *args]
-        parsed: list[str] = super().parse_args(ctx, args)
-        return parsed
-
-    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """Return the commands, and what `sweep` takes: plans and switches."""
-        found: list[Any] = super().shell_complete(ctx, incomplete)
-        sweep = self.commands[self.default_command]
-        for parameter in sweep.params:
-            if parameter.param_type_name == "argument":
-                found += parameter.shell_complete(ctx, incomplete)
-        return found + (sweep.shell_complete(ctx, incomplete) if incomplete[:1] == "-" else [])
-
-
 app = typer.Typer(
     name="tune",
-    cls=_SweepByDefault,
+    cls=SweepByDefault,
     help="Measure which K/V ring is fastest, per depth and drafter, and write a policy table. "
-    "Without a command it is `sweep`: `strata tune [PLAN] [--resume]`.",
+    "Without a command it is `sweep`, with the arguments and options below.",
 )
 
 app.command("replay", epilog="Example: strata tune replay quick --sampler tpe --seeds 10")(
