@@ -32,6 +32,8 @@ from strata.tuner.store.manifest import (
 )
 from strata.tuner.store.memory import MemoryStore
 from strata.tuner.store.text import read_json
+from strata.tuner.store.writers import Writers
+from strata.tuner.study import SCHEMA as STUDY_SCHEMA
 from strata.tuner.study import StudyRecord
 
 TRY_SCHEMA = "strata.try/1"
@@ -137,13 +139,15 @@ def _fill(store: MemoryStore, path: Path) -> int:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from None
     if lines and not lines[-1].endswith(b"\n"):
         lines.pop()
+    writers = Writers()
     read: list[tuple[TrialRecord | None, int]] = []  # None for what is no trial
-    seen: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         origin = f"{path}, line {number}"
         value, trial = read_json(line, origin=origin), None
-        if number == 1:
+        is_study = isinstance(value, dict) and value.get("record") == STUDY_SCHEMA
+        if number == 1 or is_study:
             study = StudyRecord.from_json(value, origin=origin)
+            writers.study(study, origin=origin)
             roster = Roster(study)
             MemoryStore.add_study(store, study)
         elif isinstance(value, dict) and value.get("record") == TRY_SCHEMA:
@@ -152,11 +156,7 @@ def _fill(store: MemoryStore, path: Path) -> int:
             trial = TrialRecord.from_json(value, origin=origin)
             if words := roster.objection(trial):
                 raise StoreError(f"{origin}: trial {shown(trial.trial_id)} {words}")
-            if (before := seen.setdefault(trial.trial_id, number)) != number:
-                raise StoreError(
-                    f"{origin}: trial {trial.trial_id} stands in line {before} already, and a "
-                    "trial cannot change"
-                )
+            writers.trial(number, trial, origin=origin)
         read.append((trial, len(line)))
     cut = _last_pair(read)
     read = read[: len(read) - cut] if 0 < cut < len(ORDER) else read
