@@ -20,7 +20,7 @@ import numpy as np
 from scipy import stats
 
 from strata.models.frame import pair_table, passage_means
-from strata.tuner.conclude import judged
+from strata.tuner.evidence import evidence_of
 from strata.tuner.report.figures import COLOURS, LEDGER_COLOURS, STYLE
 from strata.tuner.store import MemoryStore, import_study
 from strata.units import format_cells
@@ -158,7 +158,7 @@ def gains(folder: Path, studies: tuple[str, str], name: str) -> None:
     for row, study in zip(axes, studies, strict=True):
         store = MemoryStore()
         record, _, _ = import_study(store, folder / study / "trials")
-        trials = judged(store.frame(record.study))
+        trials = evidence_of(store, record)
         pairs = passage_means(pair_table(trials))
         for ax, tier in zip(row, sorted(trials["tier_cells"].unique()), strict=True):
             ax.set_title(f"{format_cells(int(tier))}, {study.partition('-')[0]} context")

@@ -121,8 +121,12 @@ def bench_of(runs: pd.DataFrame, table: pd.DataFrame, default_ring_cells: int) -
         prompt_cells=int(first["depth_cells"]), max_new=int(first["max_new"]), page_cells=page
     )
     selection = Selection.parse(str(first["select"]))
-    # A pair that did not fit failed whole; it is the arm's ring that was too much.
-    refused = runs.loc[(runs["kind"] == "out of memory") & (runs["arm"] == "arm"), "ring_cells"]
+    # A pair that did not fit failed whole; it is the arm's ring that was too much, unless it is
+    # known that the default's was.
+    too_much = (runs["kind"] == "out of memory") & (runs["arm"] == "arm")
+    if "failed_arm" in runs:
+        too_much &= runs["failed_arm"] != "default"
+    refused = runs.loc[too_much, "ring_cells"]
     return Bench(
         tier_cells=int(first["tier_cells"]),
         mode=str(first["mode"]),

@@ -10,7 +10,12 @@ With search passages and at least three fresh ones a tier, one candidate per (ti
 on the search passages and tested on the fresh ones alone, and the family is the entries. A
 smaller plan cannot afford that (two passages leave one degree of freedom), so every ring is
 tested on all passages and the family is all candidates. Which of the two it is follows from the
-plan and never from the numbers; the entry says it.
+plan and never from what was measured (`strata.models.samples`); the entry says it.
+
+A verdict needs at least three passages that came through, and the planned number less a quarter
+(`LOST_SHARE`). A ring that failed on any passage is refused, unless the default ring failed there
+by itself (`strata.models.guards`). While pairs of the plan are still to be measured every entry is
+undecided: looking after each passage and stopping at a "better" is another test than this one.
 """
 
 from __future__ import annotations
@@ -21,11 +26,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from strata.models.frame import SPLITS, pair_table, passage_means
-from strata.models.guards import edge_objection, failure_objection
+from strata.models.frame import pair_table, passage_means
+from strata.models.guards import (
+    charged,
+    edge_objection,
+    failure_objection,
+    output_objection,
+    sample_objection,
+    text_objection,
+)
 from strata.models.inference import Sample, holm_steps, mean_bounds, mean_p_value
-
-MIN_FRESH_PASSAGES = 3
+from strata.models.samples import Samples, samples_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,46 +82,78 @@ class Entry:
     verdict: str
     best: Candidate | None
     note: str
+    reason: str = ""
+    """Why the figures alone do not decide, part of the note; empty where they do."""
+    rivals: int = 0
+    """How many other rings were run."""
     harmless: bool = False
     """Whether the best ring is shown to lose less than the margin, or only the default was run."""
 
 
-def decide(frame: pd.DataFrame, rule: Rule, default_ring_cells: int) -> list[Entry]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Every entry, the candidates that were tested for them, and how they were corrected."""
+
+    entries: list[Entry]
+    candidates: list[Candidate]
+    note: str
+
+
+def decide(
+    frame: pd.DataFrame, rule: Rule, default_ring_cells: int, samples: Samples | None = None
+) -> list[Entry]:
     """Return one entry for each (tier, mode) in `frame`, the default ring unless proven better.
 
-    Raises UsageError when the frame is not usable.
+    `samples` is what the plan asked for; None takes what the frame names. Raises UsageError when
+    the frame is not usable.
     """
-    return decide_pairs(pair_table(frame), rule, default_ring_cells)
+    return decide_pairs(pair_table(frame), rule, default_ring_cells, samples).entries
 
 
-def decide_pairs(pairs: pd.DataFrame, rule: Rule, default_ring_cells: int) -> list[Entry]:
-    """Return what `decide` does, from pairs (`strata.models.frame.pair_table`)."""
-    candidates, note = judge(pairs, rule)
+def decide_pairs(
+    pairs: pd.DataFrame, rule: Rule, default_ring_cells: int, samples: Samples | None = None
+) -> Decision:
+    """Return what `decide` does and its grounds, from `strata.models.frame.pair_table`."""
+    samples = samples or samples_of(pairs)
+    candidates, note = judge(pairs, rule, samples)
     entries = []
     for (tier_cells, mode), group in pairs.groupby(["tier_cells", "mode"], sort=True):
         mine = [c for c in candidates if (c.tier_cells, c.mode) == (tier_cells, mode)]
-        wrong = (group["kind"] == "wrong output").any()
-        why = note if mine else _silence(group, default_ring_cells)
-        entry = _entry(int(tier_cells), str(mode), mine, wrong, default_ring_cells, why)
-        harmless = _is_harmless(entry, group, default_ring_cells, rule)
+        rivals = group[group["ring_cells"] != default_ring_cells]
+        place = Entry(
+            tier_cells=int(tier_cells),
+            mode=str(mode),
+            ring_cells=default_ring_cells,
+            verdict="no evidence",
+            best=None,
+            note=note,
+            rivals=int(rivals["ring_cells"].nunique()),
+        )
+        entry = _filled(place, mine) if mine else _silent(place, group, rivals, samples)
+        harmless = rivals.empty or _is_harmless(entry, charged(group), rule, samples)
         entries.append(replace(entry, harmless=harmless))
-    return _together(entries, default_ring_cells) if rule.no_regression else entries
+    if rule.no_regression:
+        entries = _together(entries, default_ring_cells)
+    return Decision(entries=entries, candidates=candidates, note=note)
 
 
-def judge(pairs: pd.DataFrame, rule: Rule) -> tuple[list[Candidate], str]:
+def judge(
+    pairs: pd.DataFrame, rule: Rule, samples: Samples | None = None
+) -> tuple[list[Candidate], str]:
     """Return the tested candidates with their verdicts, and how they were corrected."""
+    samples = samples or samples_of(pairs)
     means = passage_means(pairs)
-    if _has_two_stages(pairs):
-        chosen = _chosen_on_search(means)
+    if samples.has_two_stages:
+        chosen = _chosen_on_search(pairs, means)
         means = means[means["split"] == "fresh"]
-        tested = [c for c in _gather(means) if (c.tier_cells, c.mode, c.ring_cells) in chosen]
+        tested = [c for c in _gather(means) if chosen.get((c.tier_cells, c.mode)) == c.ring_cells]
         note = "chosen on search passages, confirmed on fresh ones"
     else:
         tested = _gather(means)
         note = "chosen and tested on the same passages"
     note += f"; Holm over {len(tested)} {'test' if len(tested) == 1 else 'tests'}"
     judged = _test(tested, means, rule)
-    return [_guard(c, pairs, means, rule) for c in judged], note
+    return [_guard(c, pairs, means, rule, samples) for c in judged], note
 
 
 def judge_means(means: pd.DataFrame, rule: Rule) -> list[Candidate]:
@@ -124,34 +167,24 @@ def chosen_rings(frame: pd.DataFrame) -> dict[tuple[int, str], int]:
     A (tier, mode) where no ring ran without failing is left out. Raises UsageError when the frame
     is not usable.
     """
-    chosen = _chosen_on_search(passage_means(pair_table(frame)))
-    return {(tier_cells, mode): ring_cells for tier_cells, mode, ring_cells in chosen}
+    pairs = pair_table(frame)
+    return _chosen_on_search(pairs, passage_means(pairs))
 
 
-def _has_two_stages(pairs: pd.DataFrame) -> bool:
-    """Return whether every tier was planned with a search and enough fresh passages.
+def _chosen_on_search(pairs: pd.DataFrame, means: pd.DataFrame) -> dict[tuple[int, str], int]:
+    """Return the ring with the highest mean on the search passages of each (tier, mode).
 
-    The default ring beside itself is no evidence for any ring, so it does not count, nor does a
-    tier where no ring came through the search.
+    A ring that failed on one of them cannot be taken any more, so it comes behind all others.
     """
-    rings = pairs[pairs["ring_cells"] != pairs["default_ring_cells"]]
-    searched = rings[(rings["split"] == "search") & (rings["kind"] == "ok")]
-    rings = rings[rings["tier_cells"].isin(searched["tier_cells"])]
-    planned = rings.groupby(["tier_cells", "split"])["passage"].nunique().unstack(fill_value=0)
-    if set(planned.columns) != set(SPLITS):
-        return False
-    return bool((planned["search"] > 0).all() and (planned["fresh"] >= MIN_FRESH_PASSAGES).all())
-
-
-def _chosen_on_search(means: pd.DataFrame) -> set[tuple[int, str, int]]:
-    """Return the ring with the highest mean on the search passages of each (tier, mode)."""
-    search = _gather(means[means["split"] == "search"])
-    best: dict[tuple[int, str], Candidate] = {}
-    for candidate in search:
-        key = (candidate.tier_cells, candidate.mode)
-        if key not in best or candidate.mean > best[key].mean:
-            best[key] = candidate
-    return {(c.tier_cells, c.mode, c.ring_cells) for c in best.values()}
+    failed = charged(pairs[pairs["split"] == "search"])
+    refused = set(failed[["tier_cells", "mode", "ring_cells"]].itertuples(index=False, name=None))
+    best: dict[tuple[int, str], tuple[bool, float, int]] = {}
+    for one in _gather(means[means["split"] == "search"]):
+        stands = (one.tier_cells, one.mode, one.ring_cells) not in refused
+        key = (one.tier_cells, one.mode)
+        if key not in best or (stands, one.mean) > best[key][:2]:
+            best[key] = (stands, one.mean, one.ring_cells)
+    return {place: ring for place, (*_, ring) in best.items()}
 
 
 def _gather(means: pd.DataFrame) -> list[Candidate]:
@@ -209,65 +242,87 @@ def _verdict(candidate: Candidate, better: bool, rule: Rule) -> str:
     return "undecided"
 
 
-def _guard(candidate: Candidate, pairs: pd.DataFrame, means: pd.DataFrame, rule: Rule) -> Candidate:
-    """Take "better" back from a ring that failed somewhere or loses at an edge of its tier."""
-    if candidate.verdict != "better":
-        return candidate
+def _guard(
+    candidate: Candidate, pairs: pd.DataFrame, means: pd.DataFrame, rule: Rule, samples: Samples
+) -> Candidate:
+    """Take a verdict back that rests on wrong output, on too little, or on a ring that failed."""
     tier, mode, ring = candidate.tier_cells, candidate.mode, candidate.ring_cells
-    reason = failure_objection(pairs, tier, mode, ring) or edge_objection(
-        means[means["mode"] == mode],
-        tier,
-        ring,
-        margin_ratio=rule.margin_ratio,
-        alpha=rule.alpha,
-    )
-    return replace(candidate, verdict="undecided", note=reason) if reason else candidate
-
-
-def _entry(
-    tier_cells: int,
-    mode: str,
-    candidates: Sequence[Candidate],
-    wrong: bool,
-    default_ring_cells: int,
-    note: str,
-) -> Entry:
-    """Fold the candidates of one (tier, mode) into its entry."""
-    better = [c for c in candidates if c.verdict == "better"]
-    best = max(better or candidates, key=lambda c: c.mean, default=None)
-    verdict = _entry_verdict([c.verdict for c in candidates], wrong)
-    if best is not None and best.note:
-        note = f"{best.note}; {note}"
-    if wrong:
-        note = f"a pair's arms emitted different tokens or rounds; {note}"
-    ring = best.ring_cells if best is not None and verdict == "better" else default_ring_cells
-    return Entry(
-        tier_cells=tier_cells, mode=mode, ring_cells=ring, verdict=verdict, best=best, note=note
-    )
-
-
-def _silence(group: pd.DataFrame, default_ring_cells: int) -> str:
-    """Return why no ring of a (tier, mode) was tested."""
-    rivals = group[group["ring_cells"] != default_ring_cells]
-    if rivals.empty:
-        holds_all = bool(group["default_holds_all"].all())
-        return "no other ring was run" + (
-            ", for the default ring holds the whole context" if holds_all else ""
+    here = pairs[(pairs["tier_cells"] == tier) & (pairs["mode"] == mode)]
+    if void := output_objection(here) or text_objection(here, samples):
+        return replace(candidate, verdict="invalid", note=void)
+    if samples.is_partial:
+        return replace(candidate, verdict="undecided", note=samples.so_far)
+    few = sample_objection(candidate.passages, samples)
+    failed = charged(here)
+    if failure := failure_objection(failed[failed["ring_cells"] == ring], samples):
+        stands = candidate.verdict == "worse" and not few
+        return replace(candidate, verdict="worse" if stands else "undecided", note=failure)
+    if few:
+        return replace(candidate, verdict="undecided", note=few)
+    if candidate.verdict == "better" and (
+        edge := edge_objection(
+            means[means["mode"] == mode],
+            tier,
+            ring,
+            margin_ratio=rule.margin_ratio,
+            alpha=rule.alpha,
         )
+    ):
+        return replace(candidate, verdict="undecided", note=edge)
+    return candidate
+
+
+def _filled(place: Entry, candidates: Sequence[Candidate]) -> Entry:
+    """Return the entry of a (tier, mode), folded from its candidates."""
+    better = [c for c in candidates if c.verdict == "better"]
+    best = max(better or candidates, key=lambda c: c.mean)
+    verdict = _entry_verdict([c.verdict for c in candidates])
+    return replace(
+        place,
+        ring_cells=best.ring_cells if verdict == "better" else place.ring_cells,
+        verdict=verdict,
+        best=best,
+        reason=best.note,
+        note=f"{best.note}; {place.note}" if best.note else place.note,
+    )
+
+
+def _silent(place: Entry, group: pd.DataFrame, rivals: pd.DataFrame, samples: Samples) -> Entry:
+    """Return the entry of a (tier, mode) where no ring was tested, and why none was."""
+    if void := output_objection(group):
+        return replace(place, verdict="invalid", note=void, reason=void)
+    if rivals.empty and not samples.is_partial:
+        why = "no other ring was run"
+        if group["default_holds_all"].all():
+            why += ", for the default ring holds the whole context"
+        return replace(place, note=why, reason=why)
+    if samples.is_partial:
+        why = samples.so_far
+        return replace(place, verdict="undecided", note=why, reason=why)
+    why = _why_untested(rivals, charged(group), samples)
+    return replace(place, note=why, reason=why)
+
+
+def _why_untested(rivals: pd.DataFrame, failed: pd.DataFrame, samples: Samples) -> str:
+    """Return why no ring of a (tier, mode) came to be tested, all of whose pairs were run."""
     if not (rivals["kind"] == "ok").any():
         return "no run of another ring came through"
-    return "no ring came through both search and fresh passages"
+    chosen = list(_chosen_on_search(rivals, passage_means(rivals)).values())
+    if not chosen:
+        return "no run of another ring came through on a search passage"
+    ring = chosen[0]
+    failure = failure_objection(failed[failed["ring_cells"] == ring], samples)
+    return f"ring {ring}, chosen on search passages, " + (failure or "ran on no fresh one")
 
 
-def _is_harmless(entry: Entry, group: pd.DataFrame, default_ring_cells: int, rule: Rule) -> bool:
-    rivals = group[group["ring_cells"] != default_ring_cells]
-    if rivals.empty:
-        return True
-    if entry.best is None or entry.verdict == "invalid":
+def _is_harmless(entry: Entry, failed: pd.DataFrame, rule: Rule, samples: Samples) -> bool:
+    """Return whether an entry's best ring is shown to lose less than the margin."""
+    best = entry.best
+    if best is None or entry.verdict == "invalid" or samples.is_partial:
         return False
-    mine = rivals[rivals["ring_cells"] == entry.best.ring_cells]
-    failed = bool((mine["failed_arm"] == "arm").any())
-    return not failed and entry.best.floor > float(np.log1p(-rule.margin_ratio))
+    if sample_objection(best.passages, samples) or (failed["ring_cells"] == best.ring_cells).any():
+        return False
+    return best.floor > float(np.log1p(-rule.margin_ratio))
 
 
 def _together(entries: Sequence[Entry], default_ring_cells: int) -> list[Entry]:
@@ -281,6 +336,7 @@ def _together(entries: Sequence[Entry], default_ring_cells: int) -> list[Entry]:
             entry,
             ring_cells=default_ring_cells,
             verdict="undecided",
+            reason=reason,
             note=f"{reason}; {entry.note}",
         )
         if entry.verdict == "better"
@@ -289,18 +345,12 @@ def _together(entries: Sequence[Entry], default_ring_cells: int) -> list[Entry]:
     ]
 
 
-def _entry_verdict(verdicts: Sequence[str], wrong: bool) -> str:
+def _entry_verdict(verdicts: Sequence[str]) -> str:
     """Return the entry's word: what is undecided for one ring is undecided for the entry.
 
-    Where no ring was tested there is no evidence, and nothing that more passages would decide.
     Wrong output cannot be blamed on one of the two arms, so it voids the whole entry.
     """
-    if wrong:
-        return "invalid"
-    if "better" in verdicts:
-        return "better"
-    if not verdicts:
-        return "no evidence"
-    if "undecided" in verdicts:
-        return "undecided"
-    return "equivalent" if "equivalent" in verdicts else "worse"
+    for word in ("invalid", "better", "undecided", "equivalent"):
+        if word in verdicts:
+            return word
+    return "worse"

@@ -12,6 +12,7 @@ import pandas as pd
 
 from strata.errors import UsageError
 from strata.models.decide import Entry, Rule, decide
+from strata.models.samples import Samples
 from strata.policy.fingerprint import Fingerprint, Mode
 from strata.policy.table import Entry as TableEntry
 from strata.policy.table import PolicyTable, Verdict, decision_key
@@ -35,6 +36,8 @@ class TableFacts:
     engine_commit: str | None = None
     environment: Mapping[str, Any] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    samples: Samples | None = None
+    """What the plan asked for; None takes what the trials name."""
     created: str = ""
     """ISO 8601 in UTC; empty takes the time of the call."""
 
@@ -52,7 +55,8 @@ def build_table(frame: pd.DataFrame, facts: TableFacts) -> PolicyTable:
         alpha=1 - facts.confidence,
         no_regression=facts.no_regression,
     )
-    decided = {(e.tier_cells, e.mode): e for e in decide(frame, rule, facts.default_ring_cells)}
+    found = decide(frame, rule, facts.default_ring_cells, facts.samples)
+    decided = {(entry.tier_cells, entry.mode): entry for entry in found}
     names = [tier.name_cells for tier in facts.tiers]
     strangers = sorted({tier for tier, _ in decided} - set(names))
     if strangers:
@@ -81,11 +85,12 @@ def build_table(frame: pd.DataFrame, facts: TableFacts) -> PolicyTable:
 def _table_entry(entry: Entry | None, tier_cells: int, mode: str, facts: TableFacts) -> TableEntry:
     best = entry.best if entry is not None else None
     if entry is None or best is None:
+        unmeasured = "undecided" if facts.samples and facts.samples.is_partial else "no evidence"
         return TableEntry(
             tier_cells=tier_cells,
             mode=cast(Mode, mode),
             ring_cells=facts.default_ring_cells,
-            verdict="no evidence" if entry is None else cast(Verdict, entry.verdict),
+            verdict=cast(Verdict, unmeasured if entry is None else entry.verdict),
             confidence=facts.confidence,
         )
     return TableEntry(

@@ -38,6 +38,9 @@ NUMBER_COLUMNS = (
     "kv_overflows", "expert_lookups", "expert_misses", "expert_slots",
 )  # fmt: skip
 LIST_COLUMNS = ("accepted", "drafted")
+OPTIONAL_COLUMNS = ("failed_arm", "text", "message")
+"""What a frame may say beyond the others: whose failure a run is, which text its passage is (two
+names may be one), and a failure in words."""
 COLUMNS = TEXT_COLUMNS + NUMBER_COLUMNS + LIST_COLUMNS
 
 ALWAYS_POSITIVE = ("tier_cells", "depth_cells", "ring_cells", "page_cells")
@@ -105,8 +108,9 @@ def levelled(trials: pd.DataFrame) -> pd.DataFrame:
 def pair_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Return one row per (tier, mode, ring, passage, pair), failed pairs kept with their kind.
 
-    `log_ratio` is NaN unless `kind` is ``ok``; `failed_arm` names the arm whose run failed;
-    `default_holds_all` says whether the default ring holds the whole context.
+    `log_ratio` is NaN unless `kind` is ``ok``; `failed_arm` says whose failure it is (``arm``,
+    ``default``, ``both``; empty where it is not known); `text` is the identity of the passage's
+    text; `default_holds_all` says whether the default ring holds the whole context.
     """
     clean = checked(frame)
     clean["_window"] = effective_window_cells(clean)
@@ -121,7 +125,7 @@ def pair_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 PAIR_COLUMNS = (
     "tier_cells", "mode", "ring_cells", "default_ring_cells", "split", "passage", "depth_cells",
-    "pair_id", "kind", "failed_arm", "measure", "log_ratio", "worker",
+    "pair_id", "kind", "failed_arm", "message", "text", "measure", "log_ratio", "worker",
     "default_holds_all",
 )  # fmt: skip
 
@@ -149,7 +153,7 @@ def failure_counts(pairs: pd.DataFrame) -> pd.DataFrame:
 def _pair_row(runs: list[Run]) -> dict[str, object]:
     """Turn the runs of one pair, in order, into its row."""
     arms = {arm: [run for run in runs if run["arm"] == arm] for arm in ARMS}
-    kind, failed_arm = _pair_kind(runs, arms)
+    kind, failed_arm, message = _outcome(runs, arms)
     first = (arms["arm"] or runs)[0]
     row: dict[str, object] = {
         name: first[name]
@@ -158,7 +162,8 @@ def _pair_row(runs: list[Run]) -> dict[str, object]:
             "worker",
         )
     }  # fmt: skip
-    row |= {"kind": kind, "failed_arm": failed_arm}
+    row |= {"kind": kind, "failed_arm": failed_arm, "message": message}
+    row["text"] = first.get("text") or first["passage"]
     default = arms["default"][0] if arms["default"] else None
     row["default_ring_cells"] = -1 if default is None else default["ring_cells"]
     row["default_holds_all"] = bool(default and default["pool_cells"] >= default["context_cells"])
@@ -170,18 +175,33 @@ def _pair_row(runs: list[Run]) -> dict[str, object]:
     return row
 
 
-def _pair_kind(runs: list[Run], arms: dict[str, list[Run]]) -> tuple[str, str]:
-    """Return the kind of a pair and the arm at fault (empty where none is)."""
+def _outcome(runs: list[Run], arms: dict[str, list[Run]]) -> tuple[str, str, str]:
+    """Return the kind of a pair, whose failure it is, and what its record says of it."""
     for run in runs:
         if run["kind"] != "ok":
-            return str(run["kind"]), str(run["arm"])
+            return str(run["kind"]), _failed_arm(run, arms), str(run.get("message") or "")
     places = {arm: [run["position"] for run in part] for arm, part in arms.items()}
     if not all(places.values()) or np.mean(places["arm"]) != np.mean(places["default"]):
-        return "incomplete", ""  # drift would not cancel
+        return "incomplete", "", ""  # drift would not cancel
     same = ("token_hash", "tokens", *(("rounds",) if _one_window(runs) else ()))
     if any(len({run[name] for run in runs}) > 1 for name in same):
-        return "wrong output", ""
-    return "ok", ""
+        return "wrong output", "", "a pair's arms emitted different tokens or rounds"
+    return "ok", "", ""
+
+
+def _failed_arm(first: Run, arms: dict[str, list[Run]]) -> str:
+    """Return whose failure a pair is, from the first run that failed; empty where nobody knows.
+
+    Records of earlier schemas mark every run that did not end, whichever side failed. They tell
+    where one side had run before, or all of it.
+    """
+    if first["kind"] == "wrong output":
+        return ""
+    if isinstance(known := first.get("failed_arm"), str):
+        return known
+    if arms["arm"] and all(run["kind"] == "ok" for run in arms["arm"]):
+        return "default"
+    return "arm" if first["arm"] == "arm" else ""
 
 
 def _one_window(runs: list[Run]) -> bool:

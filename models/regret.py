@@ -75,8 +75,8 @@ def known_rows(table: pd.DataFrame, split: str, documents: frozenset[str]) -> pd
 
 def table_rings(pairs: pd.DataFrame, rule: Rule, default_ring_cells: int) -> dict[Place, int]:
     """Return the ring of each (tier, mode) in the table that some pairs would give."""
-    entries = decide_pairs(pairs, rule, default_ring_cells)
-    return {(entry.tier_cells, entry.mode): entry.ring_cells for entry in entries}
+    found = decide_pairs(pairs, rule, default_ring_cells)
+    return {(one.tier_cells, one.mode): one.ring_cells for one in found.entries}
 
 
 def predicted_rings(trials: pd.DataFrame) -> dict[Place, int]:

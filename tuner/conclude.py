@@ -10,25 +10,28 @@ from strata.errors import StoreError
 from strata.policy.fingerprint import Fingerprint
 from strata.policy.table import PolicyTable
 from strata.policy.tiers import make_tiers
+from strata.tuner.evidence import evidence_of, samples_of_study
 from strata.tuner.store import TrialStore
 from strata.tuner.study import StudyRecord
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from strata.models.decide import Rule
 
-OTHER_TOKENS = "the drafter changed the tokens: {here} with it, {plain} without"
 
+def conclude(store: TrialStore, study: StudyRecord, *, partial: bool = False) -> PolicyTable:
+    """Return the table of a study, every entry decided; raise StoreError where it has no trial.
 
-def conclude(store: TrialStore, study: StudyRecord) -> PolicyTable:
-    """Return the table of a study, every entry decided; raise StoreError where it has no trial."""
+    While pairs of the plan are still to be measured every entry is undecided; with `partial` what
+    there is is judged as if no more were to come.
+    """
     from strata.models.export import TableFacts, build_table
 
-    frame = judged(store.frame(study.study))
+    frame = evidence_of(store, study)
     if frame.empty:
         raise StoreError(f"study {study.study} ({study.name}) holds no trial yet")
     plan, rule = study.read_plan(), rule_of(study)
+    samples = samples_of_study(store, study)
+    extent = {"pairs": f"{samples.done_pairs} of {samples.total_pairs}"}
     facts = TableFacts(
         fingerprint=fingerprint(study),
         tiers=make_tiers(plan.grid.tiers),
@@ -46,7 +49,9 @@ def conclude(store: TrialStore, study: StudyRecord) -> PolicyTable:
             "passages_sha256": study.passages_sha256,
             "measured_from": str(frame["started_at"].min()),
             "measured_to": str(frame["started_at"].max()),
+            **(extent if samples.is_partial else {}),
         },
+        samples=samples.as_if_whole() if partial else samples,
     )
     return build_table(frame, facts)
 
@@ -78,30 +83,6 @@ def fingerprint(study: StudyRecord) -> Fingerprint:
         vram_budget_bytes=session.vram_budget,
         context=session.context,
     )
-
-
-def judged(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the trials with one more check: a drafter must not change a passage's tokens.
-
-    A pair is checked within itself when it runs. Whether drafting gave what plain decoding gives
-    is known only when both were measured, in whatever order; so it is a view and not a column.
-    """
-    plain = frame[(frame["mode"] == "off") & (frame["kind"] == "ok")]
-    reference = plain.groupby("passage")["token_hash"].first()
-    wanted = frame["passage"].map(reference)
-    wrong = (
-        (frame["mode"] == "on")
-        & (frame["kind"] == "ok")
-        & wanted.notna()
-        & (frame["token_hash"] != wanted)
-    )
-    checked = frame.copy()
-    for row in frame.index[wrong]:
-        checked.loc[row, "kind"] = "wrong output"
-        checked.loc[row, "message"] = OTHER_TOKENS.format(
-            here=frame.loc[row, "token_hash"][:12], plain=wanted[row][:12]
-        )
-    return checked
 
 
 def usage_line(study: StudyRecord, table_path: str) -> str:

@@ -48,10 +48,13 @@ class Confirmation:
 
         There is none where no ring ran on a search passage without failing.
         """
+        planned = {
+            pair.pair_id
+            for arm in self._arms[place]
+            for pair in self._grid.pairs(arm, study=self._study.study)
+        }
         rows = [
-            asdict(run)
-            for run in records
-            if run.purpose == DECODE and (run.tier_cells, run.mode) == place
+            asdict(run) for run in records if run.purpose == DECODE and run.planned_id in planned
         ]
         rings = chosen_rings(pd.DataFrame(rows, columns=list(COLUMNS))) if rows else {}
         ring = rings.get(place)

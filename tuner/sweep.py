@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from strata.errors import StoreError, StrataError
 from strata.tuner.arms import DECODE, ORDER, Arm, PairSpec
@@ -214,17 +215,20 @@ class _Sweep:
         return all(pair.pair_id in self._done for pair in self._pairs[arm])
 
 
-def count_pairs(study: StudyRecord, store: TrialStore) -> tuple[int, int]:
-    """Return (pairs stored, pairs of the plan as far as they are known)."""
+def count_pairs(
+    study: StudyRecord, store: TrialStore, *, purpose: str | None = None
+) -> tuple[int, int]:
+    """Return (pairs stored, pairs of the plan as far as they are known), of one purpose or all."""
     stored, grid = store.trial_ids(study.study), study.grid
-    done = sum(is_stored(pair, stored) for pair in grid.every_pair(study=study.study))
     confirmation = Confirmation(study)
     of_arms = {arm: list(grid.pairs(arm, study=study.study)) for arm in grid.arms()}
     for place in confirmation.open_places():
         mine = [pair for arm in confirmation.arms_of(place) for pair in of_arms[arm]]
         if all(is_stored(pair, stored) for pair in mine):
             confirmation.choose(place, store.trials(study.study))
-    return done, sum(map(len, of_arms.values())) + len(confirmation.expected())
+    due = [*chain.from_iterable(of_arms.values()), *confirmation.expected()]
+    mine = [pair for pair in due if purpose in (None, pair.purpose)]
+    return sum(is_stored(pair, stored) for pair in mine), len(mine)
 
 
 def is_stored(pair: PairSpec, stored: set[str]) -> bool:

@@ -8,11 +8,14 @@ import pandas as pd
 
 from strata.errors import StoreError
 from strata.models.compare import Change, compare
-from strata.models.decide import Candidate, Entry, Rule, decide, judge
+from strata.models.decide import Candidate, Entry, Rule, decide_pairs
 from strata.models.frame import pair_table
-from strata.tuner.conclude import judged, rule_of
+from strata.models.samples import Samples
+from strata.tuner.conclude import rule_of
+from strata.tuner.evidence import evidence_of, samples_of_study
 from strata.tuner.store import TrialStore
 from strata.tuner.study import IDENTITY, StudyRecord
+from strata.units import format_cells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +26,25 @@ class StudyVerdict:
     entries: list[Entry]
     candidates: list[Candidate]
     note: str
+    samples: Samples
 
     @property
     def is_of_one_rule(self) -> bool:
         """Return whether each entry has one ring to judge, so that the rings are one rule's."""
-        return len(self.candidates) <= len(self.entries)
+        return len(self.candidates) <= len(self.entries) and not self.samples.is_partial
+
+    @property
+    def reasons(self) -> list[str]:
+        """Return why entries are what they are where figures do not say it, one line a reason."""
+        places: dict[tuple[str, str], list[str]] = {}
+        for entry in self.entries:
+            if entry.reason:
+                place = f"{format_cells(entry.tier_cells)} {entry.mode}"
+                places.setdefault((entry.verdict, entry.reason), []).append(place)
+        return [
+            reason if reason == self.samples.so_far else f"{word} at {', '.join(found)}: {reason}"
+            for (word, reason), found in places.items()
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +58,16 @@ class Comparison:
 
 def verdict_of(store: TrialStore, study: StudyRecord) -> StudyVerdict:
     """Return the verdicts of a study; raise StoreError where it has no trial."""
-    frame = _trials(store, study)
-    rule = rule_of(study)
-    candidates, note = judge(pair_table(frame), rule)
-    entries = decide(frame, rule, study.default_ring_cells)
-    return StudyVerdict(rule=rule, entries=entries, candidates=candidates, note=note)
+    rule, samples = rule_of(study), samples_of_study(store, study)
+    pairs = pair_table(_trials(store, study))
+    found = decide_pairs(pairs, rule, study.default_ring_cells, samples)
+    return StudyVerdict(
+        rule=rule,
+        entries=found.entries,
+        candidates=found.candidates,
+        note=found.note,
+        samples=samples,
+    )
 
 
 def compare_studies(store: TrialStore, first: StudyRecord, second: StudyRecord) -> Comparison:
@@ -72,7 +94,7 @@ def compare_studies(store: TrialStore, first: StudyRecord, second: StudyRecord) 
 
 def _trials(store: TrialStore, study: StudyRecord) -> pd.DataFrame:
     """Return the checked trials of a study; raise StoreError where it has none."""
-    frame = judged(store.frame(study.study))
+    frame = evidence_of(store, study)
     if frame.empty:
         raise StoreError(f"study {study.study} ({study.name}) holds no trial yet")
     return frame

@@ -22,7 +22,8 @@ from strata.models.frame import checked, pair_table
 from strata.models.inference import mean_bounds
 from strata.models.regret import known_rows, predicted_rings
 from strata.policy.decision import Gain
-from strata.tuner.conclude import judged, rule_of
+from strata.tuner.conclude import rule_of
+from strata.tuner.evidence import evidence_of
 from strata.tuner.store import MemoryStore, import_study
 from strata.units import format_cells
 
@@ -42,19 +43,20 @@ def main() -> None:
     known = frozenset(old["passage"].map(document_of))
     fresh = frozenset(pairs.loc[pairs["split"] == "fresh", "passage"].map(document_of))
     chosen = known_rows(pairs, "fresh", known & fresh)
-    entries = decide_pairs(pairs[chosen], rule, default)
+    entries = decide_pairs(pairs[chosen], rule, default).entries
     runs = checked(trials)
     benches = benches_of(runs, pairs, default, "fresh")
     predicted = predicted_rings(runs[known_rows(runs, "fresh", known)])
     print(unseen(benches, entries, predicted, known & fresh, fresh - known))
-    print(alone(decide_pairs(pairs[known_rows(pairs, "fresh", fresh - known)], rule, default)))
+    others = decide_pairs(pairs[known_rows(pairs, "fresh", fresh - known)], rule, default)
+    print(alone(others.entries))
 
 
 def read(folder: Path) -> tuple[pd.DataFrame, Rule, int]:
     """Return the trials of a study, its decision rule and its default ring."""
     store = MemoryStore()
     study, _, _ = import_study(store, folder)
-    return judged(store.frame(study.study)), rule_of(study), study.default_ring_cells
+    return evidence_of(store, study), rule_of(study), study.default_ring_cells
 
 
 def gain_of(mean: float, lower: float, upper: float) -> Gain:

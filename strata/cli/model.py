@@ -93,11 +93,12 @@ def evaluate(
     check_json_target(json)
     with needs_extra("strata model evaluate"):
         from strata.models.judgement import judge_model
-        from strata.tuner.conclude import judged, rule_of
+        from strata.tuner.conclude import rule_of
+        from strata.tuner.evidence import evidence_of
         from strata.tuner.store import open_database
     with open_database(db, read_only=True) as store:
         record = store.study(study)
-        frame = judged(store.frame(record.study))
+        frame = evidence_of(store, record)
     check_trials(frame, record, confidence)
     found = judge_model(
         frame, rule_of(record), record.default_ring_cells, confidence=confidence, halvings=halvings

@@ -22,10 +22,11 @@ def fit_study(
     """Return the model of a study and what it was measured under."""
     from strata.models.cost_model import RingCostModel
     from strata.models.model_file import ModelFacts
-    from strata.tuner.conclude import fingerprint, judged
+    from strata.tuner.conclude import fingerprint
+    from strata.tuner.evidence import evidence_of
 
     plan = record.read_plan()
-    frame = judged(store.frame(record.study))
+    frame = evidence_of(store, record)
     check_trials(frame, record, confidence)
     facts = ModelFacts(
         study=record.study,

@@ -202,17 +202,27 @@ def export(
             show_default="where sessions look by themselves",
         ),
     ] = None,
+    partial: Annotated[
+        bool,
+        typer.Option("--partial", help="Judge what there is of a plan that is not measured whole."),
+    ] = False,
 ) -> None:
-    """Fit a stored study and write its policy table."""
+    """Fit a stored study and write its policy table.
+
+    A study that lacks pairs of its plan is undecided and gives no table, unless --partial asks.
+    """
     if output is not None:
         check_output_file(output, "--out")
     with needs_extra("strata policy export"):
         from strata.tuner.conclude import conclude, usage_line
+        from strata.tuner.evidence import refuse_partial
         from strata.tuner.store import open_database
 
         with open_database(db, read_only=True) as store:
             record = store.study(study or _only_study(store))
-            table = conclude(store, record)
+            if not partial:
+                refuse_partial(store, record)
+            table = conclude(store, record, partial=partial)
     path = save_table(table, output or user_folder(os.environ) / f"{record.study}.json")
     show_table(table_entries(table))
     say(str(path))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
@@ -54,12 +54,13 @@ def entries_table(verdict: StudyVerdict) -> Table:
         "lower bound alone", "passages",
         title="entries", title_justify="left", box=SIMPLE_HEAD,
     )  # fmt: skip
+    so_far = verdict.samples.so_far
     for entry in verdict.entries:
         best = entry.best
         grid.add_row(
             format_cells(entry.tier_cells),
             entry.mode,
-            entry.verdict,
+            f"{entry.verdict} so far" if entry.reason == so_far != "" else entry.verdict,
             str(entry.ring_cells),
             "-" if best is None else str(best.ring_cells),
             Text("-" if best is None else _gain(best)),
@@ -69,22 +70,11 @@ def entries_table(verdict: StudyVerdict) -> Table:
     return grid
 
 
-def silent_lines(verdict: StudyVerdict) -> Iterator[str]:
-    """Yield why entries have no candidate, a line for each reason."""
-    places: dict[tuple[str, str], list[str]] = {}
-    for entry in verdict.entries:
-        if entry.best is None:
-            place = f"{format_cells(entry.tier_cells)} {entry.mode}"
-            places.setdefault((entry.verdict, entry.note), []).append(place)
-    for (word, note), found in places.items():
-        yield f"{word} at {', '.join(found)}: {note}"
-
-
 def candidates_table(verdict: StudyVerdict) -> Table:
     """Return one row for each ring that was tested, with its p value and its Holm step."""
     grid = Table(
         "tier", "drafter", "ring", "verdict", "gain, interval", "p", "Holm step",
-        "passages", "pairs", "note",
+        "passages", "pairs",
         title=f"tested rings ({verdict.note})", title_justify="left", box=SIMPLE_HEAD,
     )  # fmt: skip
     for one in verdict.candidates:
@@ -98,7 +88,6 @@ def candidates_table(verdict: StudyVerdict) -> Table:
             f"{one.level:.2g}",
             str(one.passages),
             str(one.pairs),
-            one.note,
         )
     return grid
 
@@ -137,12 +126,17 @@ def findings_table(found: Examination) -> Table:
 
 
 def regression_line(harmless: Iterable[tuple[int, str, bool]], rule: Rule) -> str:
-    """Return the seed experiment's rule, no tier may regress, as one line."""
+    """Return the seed experiment's rule, no tier may regress, as one line.
+
+    `harmless` are the entries at which another ring was run.
+    """
     every = list(harmless)
     wanting = [
         f"{format_cells(tier)} {mode}" for tier, mode, is_harmless in every if not is_harmless
     ]
     margin = f"a loss below {rule.margin_ratio:.1%} (one-sided, {1 - rule.alpha:.0%})"
+    if not every:
+        return "no tier can regress: no other ring was run"
     if not wanting:
         return f"no tier regresses: {margin} is shown at all {len(every)} entries"
     shown = len(every) - len(wanting)

@@ -274,13 +274,18 @@ def _finish(store: TrialStore, study: StudyRecord, out: Path) -> None:
     folder = study_folder(out, study)
     table = conclude(store, study)
     summary = summarise(store, study, table)
-    save_table(table, folder / TABLE_NAME)
+    if not summary["so_far"]:
+        save_table(table, folder / TABLE_NAME)
     write_report(summary, folder / REPORT_NAME)
     show_table(measured_table(summary))
     show_table(table_entries(table))
-    for line in [control_line(summary), *model_lines(summary)]:
+    for line in [*summary["reasons"], control_line(summary), *model_lines(summary)]:
         say(line)
     say(f"study   {study.study} ({study.name})")
+    if summary["so_far"]:
+        say(f"report  {folder / REPORT_NAME}")
+        say("no table: go on with --resume, or strata policy export --partial")
+        return
     say(f"table   {folder / TABLE_NAME}")
     say(f"report  {folder / REPORT_NAME}")
     say("use it: " + usage_line(study, str(folder / TABLE_NAME)))
@@ -306,5 +311,8 @@ def _print_study(store: TrialStore, key: str) -> None:
         say("no pair was measured yet")
         return
     table = conclude(store, study)
-    show_table(measured_table(summarise(store, study, table)))
+    summary = summarise(store, study, table)
+    show_table(measured_table(summary))
     show_table(table_entries(table))
+    for line in summary["reasons"]:
+        say(line)

@@ -72,12 +72,12 @@ def verdict(study: StudyArgument, db: DatabaseOption = DATABASE) -> None:
         found = verdict_of(store, record)
     say(f"study {record.study} ({record.name}), default ring {record.default_ring_cells} cells")
     show_table(view.entries_table(found))
-    for line in view.silent_lines(found):
+    for line in found.reasons:
         say(line)
     show_table(view.candidates_table(found))
     say(view.rule_line(found.rule))
     if found.is_of_one_rule:
-        places = ((e.tier_cells, e.mode, e.harmless) for e in found.entries)
+        places = ((e.tier_cells, e.mode, e.harmless) for e in found.entries if e.rivals)
         say(view.regression_line(places, found.rule))
 
 

@@ -14,7 +14,8 @@ from strata.errors import StoreError
 from strata.policy.table import PolicyTable
 from strata.policy.table_file import load_table, save_table
 from strata.tuner.arms import ArmGrid, PairSpec
-from strata.tuner.conclude import conclude, judged, usage_line
+from strata.tuner.conclude import conclude, usage_line
+from strata.tuner.evidence import evidence_of
 from strata.tuner.plan import parse_plan
 from strata.tuner.report import summarise
 from strata.tuner.store import MemoryStore, TrialStore
@@ -115,7 +116,7 @@ def test_a_drafter_that_changes_the_tokens_is_wrong_output(study: StudyRecord) -
         lie = pair.mode == "on" and pair.passage == "64:1"
         records = make_records(pair, gain=planted(pair), token_hash=("bb" if lie else "aa") * 32)
         store.add_trials(records)
-    frame = judged(store.frame(study.study))
+    frame = evidence_of(store, study)
     wrong = frame[frame["kind"] == "wrong output"]
     assert set(zip(wrong["mode"], wrong["passage"], strict=True)) == {("on", "64:1")}
     assert (store.frame(study.study)["kind"] == "ok").all()

@@ -17,9 +17,9 @@ VERDICT_WORDS = {
     "better": "faster by more than the margin, with its lower bound: the table takes it",
     "equivalent": "within the margin: the default stays",
     "worse": "every other ring is slower by more than the margin: the default stays",
-    "undecided": "too few passages or too much noise to tell: the default stays",
-    "no evidence": "nothing usable was measured: the default stays",
-    "invalid": "the arms of a pair said different things: nothing is concluded",
+    "undecided": "not sure in either way: the default stays",
+    "no evidence": "no other ring was tested: the default stays",
+    "invalid": "the evidence contradicts itself: nothing is concluded",
 }
 
 

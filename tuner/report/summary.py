@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from strata.policy.table import PolicyTable
 from strata.policy.table_document import to_document
-from strata.tuner.conclude import judged
+from strata.tuner.evidence import evidence_of
 from strata.tuner.report.prediction import add_predictions
 from strata.tuner.store import TrialStore
 from strata.tuner.study import StudyRecord
 from strata.tuner.sweep import count_pairs
+from strata.tuner.verdict import verdict_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,7 +36,7 @@ Json = dict[str, Any]
 
 def summarise(store: TrialStore, study: StudyRecord, table: PolicyTable) -> Json:
     """Return the whole report of a study as plain JSON."""
-    frame = judged(store.frame(study.study))
+    frame = evidence_of(store, study)
     cells = [
         _cell(group, tier, mode, ring, study.default_ring_cells)
         for (tier, mode, ring), group in frame.groupby(
@@ -46,12 +47,15 @@ def summarise(store: TrialStore, study: StudyRecord, table: PolicyTable) -> Json
     _add_gains(cells, frame)
     model = add_predictions(cells, frame)
     done, total = count_pairs(study, store)
+    verdict = verdict_of(store, study)
     return {
         "schema": SCHEMA,
         "study": {name: value for name, value in study.to_json().items() if name != "plan"},
         "plan": json.loads(study.plan),
         "pairs_done": done,
         "pairs_total": total,
+        "so_far": verdict.samples.so_far,
+        "reasons": verdict.reasons,
         "trials": len(frame),
         "kinds": {str(kind): int(n) for kind, n in frame["kind"].value_counts().items()},
         "failures": _failures(frame),
