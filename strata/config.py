@@ -20,6 +20,8 @@ DEFAULT_MAX_NEW = 256
 MAX_DRAFTS = 7
 MAX_ROWS = MAX_DRAFTS + 1
 """Rows of a verify window at most: the last token and the drafts."""
+NOT_FINITE = -1
+"""What a round gives in the place of a token whose logits are NaN, or infinite upwards."""
 
 WINDOW_SLACK_CELLS = 9
 """The drafter's ring holds its window plus one round of drafts, the bonus token and one spare."""
@@ -150,6 +152,10 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+    repeat_penalty: float = 1.0
+    """Logits of tokens seen before are divided by it where positive, else multiplied; 1 is off."""
+    repeat_last_n: int = 64
+    """How many tokens before the next one count as seen, the prompt's too; -1 is all, 0 none."""
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
 
@@ -159,11 +165,17 @@ class SamplingParams:
             ("--temperature", self.temperature, 0.0, 100.0),
             ("--top-p", self.top_p, 0.0, 1.0),
             ("--min-p", self.min_p, 0.0, 1.0),
+            ("--repeat-penalty", self.repeat_penalty, 0.01, 100.0),
         ):
             if not low <= value <= high:
                 raise UsageError(f"{name}: {value} is outside {low:g} to {high:g}")
         if self.top_k < 0:
             raise UsageError(f"--top-k: {self.top_k} is negative; 0 keeps every token")
+        if self.repeat_last_n < -1:
+            raise UsageError(
+                f"--repeat-last-n: {self.repeat_last_n} is less than -1; -1 counts every token, "
+                "0 none"
+            )
         if not 0 <= self.seed < 2**64:
             raise UsageError(f"--seed: {self.seed} is outside 0 to 2^64 - 1")
         if self.max_new < 1:

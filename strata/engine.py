@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from strata.config import NOT_FINITE
 from strata.draft.base import Drafter
+from strata.errors import NotFiniteError
 from strata.experts.cache import ExpertCache
 from strata.kernels.attention import attend_chunk
 from strata.kernels.experts import grouped_product, route
@@ -55,6 +57,8 @@ class Engine:
         self.smallest_gap = float("inf")
         self.refuse_drafts = False
         """Whether drafts are made and verified and all refused; the tuner prices drafting so."""
+        self._known: list[int] = []
+        """The sequence: the prompt and, in rounds of this class, what was drawn behind it."""
         self._last: int | None = None
         self._begun: tuple[Sampler, int, float] | None = None
         self._torn = False
@@ -76,7 +80,7 @@ class Engine:
         if not ids:
             raise RuntimeError("prefill needs at least one token")
         if self.prompt is not None:
-            self._start(*self.prompt.run(ids, self.drafter, on_progress), len(ids))
+            self._start(*self.prompt.run(ids, self.drafter, on_progress), ids)
             return
         chunk = PROMPT_CHUNK[model.device.type]
         tokens = torch.tensor(ids, device=model.device)
@@ -89,7 +93,7 @@ class Engine:
             if on_progress:
                 on_progress(len(part))
         # Clones: a view would keep the whole chunk.
-        self._start(torch.stack(queries), hidden[-1:].clone(), len(ids))
+        self._start(torch.stack(queries), hidden[-1:].clone(), ids)
 
     def _refuse_cells(self, what: str) -> None:
         if self.kv.committed:
@@ -97,12 +101,13 @@ class Engine:
                 f"{what} starts an empty session, and this one holds {self.kv.committed} cells"
             )
 
-    def _start(self, queries: torch.Tensor, hidden: torch.Tensor, cells: int) -> None:
+    def _start(self, queries: torch.Tensor, hidden: torch.Tensor, ids: list[int]) -> None:
         self.kv.note_prompt_end(queries)
         self.kv.seed(placed=self.prompt is not None and self.prompt.give_back())
         self._prompt_queries = queries.cpu()  # for `park` alone, so not in the ledger
         self._prompt_hidden = hidden
-        self._prompt_cells = cells
+        self._prompt_cells = len(ids)
+        self._known = list(ids)
 
     @torch.inference_mode()
     def park(self) -> Parked:
@@ -111,6 +116,7 @@ class Engine:
             raise RuntimeError("park follows prefill or rewind")
         return Parked(
             model_hash=self.model.model_hash,
+            tokens=torch.tensor(self._known[: self._prompt_cells], dtype=torch.int32),
             cells=self.kv.prompt_cells(),
             queries=self._prompt_queries,
             hidden=self._prompt_hidden.cpu(),
@@ -135,7 +141,7 @@ class Engine:
                     self.kv.write_chunk(layer, cells)
                 self.kv.commit_chunk(part.shape[1])
         self.drafter.restore(parked.drafter_cells)
-        self._start(parked.queries.to(device), parked.hidden.to(device), parked.prompt_cells)
+        self._start(parked.queries.to(device), parked.hidden.to(device), parked.tokens.tolist())
 
     def _forward_chunk(
         self, tokens: torch.Tensor, start: int, queries: list[torch.Tensor]
@@ -163,15 +169,21 @@ class Engine:
 
     @torch.inference_mode()
     def first_token(self, sampler: Sampler) -> int:
-        """Return the token behind the prompt; raise RuntimeError where it has been drawn."""
+        """Return the token behind the prompt.
+
+        Raises RuntimeError where it has been drawn, NotFiniteError where none can be.
+        """
         if self._prompt_hidden is None or self._last is not None:
             raise RuntimeError("a continuation follows prefill or rewind")
         logits = self.model.logits(self._prompt_hidden)
-        scores = sampler.scores(logits, self._positions(self._prompt_cells, 1))
+        if not _are_finite(logits).all():
+            raise NotFiniteError(self._prompt_cells)
+        scores = sampler.scores(logits, self._positions(self._prompt_cells, 1), self._known)
         token = scores.argmax(-1)
         self._note_gap(scores)
         self.drafter.observe(token, self._prompt_hidden)
         self._last = int(token)
+        self._known.append(self._last)
         return self._last
 
     @torch.inference_mode()
@@ -184,6 +196,7 @@ class Engine:
             raise RuntimeError("rewind follows prefill or restore")
         self.kv.truncate(self._prompt_cells)
         self.drafter.truncate(self._prompt_cells)
+        del self._known[self._prompt_cells :]
         self._last = None
 
     # -- decode ---------------------------------------------------------------------------
@@ -223,20 +236,21 @@ class Engine:
 
     @torch.inference_mode()
     def collect(self) -> Round:
-        """Return the oldest round that was begun, ended."""
+        """Return the oldest round that was begun, ended; NOT_FINITE ends what can be drawn."""
         assert self._last is not None, "round follows first_token"
         assert self._begun is not None, "collect follows launch"
         (sampler, drafts, min_p), self._begun = self._begun, None
-        proposed = self.drafter.propose(drafts, sampler.pick_draft, min_p)
         base = self.kv.committed
+        proposed = self._propose(sampler, drafts, min_p)
         rows = torch.tensor([self._last, *proposed], device=self.model.device)
         self._torn = True
         hidden = self._verify(rows)
         self._torn = False
         logits = self.model.logits(hidden)
-        scores = sampler.scores(logits, self._positions(base + 1, len(rows)))
+        scores = sampler.scores(logits, self._positions(base + 1, len(rows)), self._known)
         targets = scores.argmax(-1)
         drawn = targets.tolist()
+        given = targets.masked_fill(~_are_finite(logits), NOT_FINITE).tolist()
         accepted = 0
         agreed = 0 if self.refuse_drafts else len(proposed)
         while accepted < agreed and proposed[accepted] == drawn[accepted]:
@@ -245,7 +259,21 @@ class Engine:
         self.kv.commit(accepted + 1)
         self.drafter.observe(targets[: accepted + 1], hidden[: accepted + 1])
         self._last = drawn[accepted]
-        return Round(drawn[: accepted + 1], len(proposed), accepted)
+        self._known[base + 1 :] = drawn[: accepted + 1]
+        return Round(given[: accepted + 1], len(proposed), accepted)
+
+    def _propose(self, sampler: Sampler, drafts: int, min_p: float) -> list[int]:
+        """Return the drafts of a round, each known to those behind it and to the target's rows."""
+        known, end = self._known, self.kv.committed + 1
+
+        def pick(logits: torch.Tensor, position: int) -> torch.Tensor:
+            token = sampler.pick(logits, self._positions(position, 1), known)
+            known.append(int(token))
+            return token
+
+        proposed = self.drafter.propose(drafts, pick, min_p)
+        known[end:] = proposed
+        return proposed
 
     def _verify(self, rows: torch.Tensor) -> torch.Tensor:
         model, c = self.model, self.model.config
@@ -289,3 +317,8 @@ class Engine:
         if self.track_gap:
             top = scores.topk(2, -1).values
             self.smallest_gap = min(self.smallest_gap, float((top[:, 0] - top[:, 1]).min()))
+
+
+def _are_finite(logits: torch.Tensor) -> torch.Tensor:
+    """Return whether a token can be drawn from each row of `logits` [R, V], as flags [R]."""
+    return logits.amax(-1).isfinite()

@@ -6,6 +6,7 @@
     |-- UsageError              a switch, variable or file given by the user cannot mean anything
     |-- CheckpointError         a model folder is missing, truncated or of a foreign layout
     |-- BudgetError             what was asked for does not fit the memory it was given
+    |-- NotFiniteError          the model's logits are NaN or infinite: its weights are damaged
     |-- TableError              a policy table is missing, damaged or of an unknown schema
     |-- StoreError              a trial database is locked, damaged or newer than this version
     `-- SelfCheckError          a part of the engine computes something wrong here; exit code 1
@@ -35,6 +36,16 @@ class CheckpointError(StrataError):
 
 class BudgetError(StrataError):
     """Report memory that cannot hold what was asked for, with the smallest that could."""
+
+
+class NotFiniteError(StrataError):
+    """Report logits of which no token can be drawn."""
+
+    def __init__(self, position: int) -> None:
+        super().__init__(
+            f"the logits of the token at position {position} are not finite: weights or K/V hold "
+            "NaN or infinity; check the checkpoint, or fetch it again"
+        )
 
 
 class TableError(StrataError):

@@ -11,7 +11,8 @@ from itertools import groupby
 from statistics import quantiles
 from typing import Literal
 
-from strata.config import SamplingParams
+from strata.config import NOT_FINITE, SamplingParams
+from strata.errors import NotFiniteError
 from strata.kv.counters import Counters
 from strata.lm.tokenizer import Tokenizer
 from strata.stops import StopMatcher
@@ -111,8 +112,12 @@ class Collector:
         params: SamplingParams,
         tokenizer: Tokenizer,
         on_text: Callable[[str], None] | None,
+        *,
+        first: int = 0,
     ) -> None:
+        """Take tokens whose first one stands at position `first`."""
         self.out = Generation()
+        self._first = first
         self._max_new = params.max_new
         self._eos_ids = () if params.ignore_eos else tokenizer.eos_ids
         self._stream = tokenizer.stream()
@@ -130,9 +135,12 @@ class Collector:
         """Take what one round gave, all of it arriving now; return whether more may come.
 
         The text of these tokens waits for `catch_up`, unless it may end the generation.
+        Raises NotFiniteError at a token that could not be drawn.
         """
         now = time.perf_counter()
         for token in tokens[: self.room]:
+            if token == NOT_FINITE:
+                raise NotFiniteError(self._first + len(self.out.tokens))
             self.out.tokens.append(token)
             self.out.times_s.append(now)
             if token in self._eos_ids:

@@ -17,6 +17,7 @@ class Parked:
     """
 
     model_hash: str
+    tokens: torch.Tensor  # [n], int32
     cells: torch.Tensor  # [L, n, 2, K, D]
     queries: torch.Tensor  # [L, r, Q, D], what the last rows asked for; they seed the ring
     hidden: torch.Tensor  # [1, H], behind the last row

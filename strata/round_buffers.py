@@ -68,6 +68,7 @@ def round_buffers(
         # What samplers with cuts draw from; a session does not know yet who will sample.
         "head.logits": ((rows, c.vocab), kind),
         "head.values": ((rows, c.vocab), torch.float32),
+        "head.seen": ((c.vocab,), torch.int32),  # the same of samplers with a penalty
     }
     asked = max(1, min(rows * g.select_pages, g.pages))
     specs |= _residency("pages", g.layers, g.pages, g.slots, victims, asked)

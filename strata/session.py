@@ -20,7 +20,7 @@ from strata.draft import Drafter, MtpDrafter, NullDrafter
 from strata.draft.adaptive import AutoDrafts, DraftCount, FixedDrafts
 from strata.draft.ring import DrafterRing
 from strata.engine import Engine
-from strata.errors import UsageError
+from strata.errors import NotFiniteError, UsageError
 from strata.experts.cache import ExpertCache, PooledExperts, ResidentExperts
 from strata.generation import Collector, Generation
 from strata.kv.cache import KvCache
@@ -127,7 +127,8 @@ class Session:
         """
         engine, sampler = self.engine, Sampler(params)
         self._check_room(engine.kv.committed + params.max_new, "prompt and new tokens")
-        collector = Collector(params, self.model.tokenizer, on_text)
+        first = engine.kv.committed
+        collector = Collector(params, self.model.tokenizer, on_text, first=first)
         out = collector.out
         start = time.perf_counter()
         kv_before, experts_before = engine.kv_counters(), engine.expert_counters()
@@ -137,6 +138,9 @@ class Session:
         except KeyboardInterrupt:
             out.stopped = "interrupted"
             collector.finish()
+        except NotFiniteError:
+            collector.finish()
+            raise
         finally:  # whatever ended it may have left a round under way
             engine.discard()
         if out.times_s:

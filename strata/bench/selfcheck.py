@@ -8,7 +8,7 @@ logits, bit by bit.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -89,10 +89,12 @@ class _Recorder(Sampler):
         super().__init__(SamplingParams())
         self.seen: list[torch.Tensor] = []
 
-    def scores(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def scores(
+        self, logits: torch.Tensor, positions: torch.Tensor, known: Sequence[int] = ()
+    ) -> torch.Tensor:
         """Keep `logits` and pass them on."""
         self.seen.append(logits.clone())
-        return super().scores(logits, positions)
+        return super().scores(logits, positions, known)
 
 
 def _logits(model: LanguageModel, ids: list[int], ring: int) -> torch.Tensor:

@@ -120,8 +120,9 @@ class CapturedEngine(Engine):
         board, page_cells = self._board, self.kv.geometry.page_cells
         assert self._draw is not None
         hidden = self._layers.run(board, rows, every_page=every_page)
-        self._draw.tokens(hidden, board.ahead[:rows], board.targets[:rows])
-        accept(board, rows=rows, page_cells=page_cells)
+        shares = self._draw.tokens(hidden, board.ahead[:rows], board.targets[:rows])
+        accept(board, rows=rows, page_cells=page_cells, shares=shares)
+        self._draw.note()
         self._layers.keep(board, rows)
         if self._draft is not None:
             # Cells of rejected rows lie ahead of the committed end and are overwritten.
@@ -166,15 +167,18 @@ class CapturedEngine(Engine):
     def _state(self) -> list[torch.Tensor]:
         """Return what a phase changes besides K/V; a capture's warm-up must leave it alone."""
         draft = [] if self._draft is None else self._draft.state()
-        return [*self._board.state(), *draft, *self._pages.state(), *self._phase_experts.state()]
+        seen = [] if self._draw is None else self._draw.state()
+        kept = (self._pages.state(), self._phase_experts.state())
+        return [*self._board.state(), *seen, *draft, *kept[0], *kept[1]]
 
     @torch.inference_mode()
     def first_token(self, sampler: Sampler) -> int:
         """Return the token behind the prompt and set the rounds up behind it."""
         token = super().first_token(sampler)
         if self._draw is None or not self._draw.sampler.draws_like(sampler):
-            self._draw = TokenDraw(self.model, sampler, self._buffers)
+            self._draw = TokenDraw(self.model, sampler, self._buffers, self._board)
             self._phases = {}
+        self._draw.begin(self._known)
         self._pages.arm()
         self._phase_experts.arm()
         self._board.start(self.kv.committed, token, self.kv.geometry.page_cells)

@@ -28,6 +28,8 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from strata.config import tail_pages
+from strata.kernels.accept import Board
+from strata.kernels.accept import triton as accept
 from strata.kernels.append import triton as append
 from strata.kernels.attention import triton as attention
 from strata.kernels.embed import triton as embed
@@ -177,7 +179,19 @@ def run_rows(g: Geometry) -> None:
         )
     prefetch.forecast_experts(normed, router.weight, ids, weights)
     experts.route(g.empty(g.rows, g.experts), count=g.chosen, normalise=True)
-    for seed, temperature in ((None, None), (at[:1], g.empty(1, dtype=F32))):
+    board = Board.empty(META)
+    accept.accept(board, rows=g.rows, page_cells=g.page, shares=g.empty(g.rows, dtype=F32))
+    seen = g.empty(vocab, dtype=I32)
+    accept.remember(board, seen)
+    repeat = head.Repeat(
+        penalty=g.empty(1, dtype=F32),
+        last=at[:1],
+        seen=seen,
+        tokens=board.tokens,
+        positions=board.positions,
+    )
+    sampled = (at[:1], g.empty(1, dtype=F32))
+    for (seed, temperature), penalty in itertools.product(((None, None), sampled), (None, repeat)):
         head.draw(
             state,
             gain if seed is None else None,
@@ -189,6 +203,7 @@ def run_rows(g: Geometry) -> None:
             with_logits=seed is None,
             parts=g.empty(5, g.rows, block_count(vocab, g.hidden), dtype=F32),
             cuts=None if seed is None else g.empty(3, dtype=torch.float64),
+            repeat=penalty,
         )
 
 

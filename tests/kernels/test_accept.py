@@ -48,6 +48,11 @@ def contents(made: Board) -> dict[str, list[int]]:
     return {field.name: getattr(made, field.name).tolist() for field in fields(made)}
 
 
+def shares_of(made: Board, rows: int) -> torch.Tensor:
+    """Return shares of targets that could be drawn."""
+    return torch.ones(rows, device=made.positions.device)
+
+
 def counted(tokens: list[int], targets: list[int], rows: int, limit: int) -> int:
     accepted = 0
     while accepted < min(rows - 1, limit) and tokens[accepted + 1] == targets[accepted]:
@@ -88,8 +93,8 @@ def test_every_entry_is_the_reference_s(
         made.targets.copy_(torch.tensor(targets))
         made.limit.fill_(limit)
         made.rounds.fill_(before)
-    triton_accept.accept(got, rows=rows, page_cells=page_cells)
-    ref.accept(expected, rows=rows, page_cells=page_cells)
+    for run, made in ((triton_accept, got), (ref, expected)):
+        run.accept(made, rows=rows, page_cells=page_cells, shares=shares_of(made, rows))
     after = contents(got)
     assert after == contents(expected)
     accepted = counted(tokens, targets, rows, limit)
@@ -119,7 +124,7 @@ def test_rounds_follow_one_another(device: str) -> None:
         made.targets.copy_(targets)
         made.tokens[1:].fill_(-1)
         made.tokens[1 : accepted + 1] = targets[:accepted].to(device)
-        triton_accept.accept(made, rows=rows, page_cells=4)
+        triton_accept.accept(made, rows=rows, page_cells=4, shares=shares_of(made, rows))
         end, token = end + accepted + 1, 100 + end + accepted
     contents(made)  # waits
     # Of five rounds the last four are kept, the last one where the first was.
@@ -134,10 +139,10 @@ def test_rounds_that_nobody_reads_give_their_counts_back(device: str) -> None:
         for _ in range(2):
             made.page_counts.add_(5)
             made.expert_counts.add_(7)
-            triton_accept.accept(made, rows=1, page_cells=4)
+            triton_accept.accept(made, rows=1, page_cells=4, shares=shares_of(made, 1))
         contents(made)  # waits
         made.restore_counts(read)
         assert [made.page_counts.tolist(), made.expert_counts.tolist()] == counts
         made.rounds.fill_(read)
         made.page_counts.add_(1)
-        triton_accept.accept(made, rows=1, page_cells=4)
+        triton_accept.accept(made, rows=1, page_cells=4, shares=shares_of(made, 1))

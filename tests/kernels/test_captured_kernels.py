@@ -26,6 +26,7 @@ pytest.importorskip("triton")
 CELLS, NEW = 60, 5
 SAMPLED = {"temperature": 0.8, "seed": 3}
 CUT = {**SAMPLED, "top_k": 50, "top_p": 0.9, "min_p": 0.02}
+PENALISED = {"repeat_penalty": 1.5, "repeat_last_n": 20}
 DENSE = {"resident_cells": 0}
 FEW = {"resident_cells": 16, "page_cells": 4}
 SELECTED = {"resident_cells": 32, "page_cells": 4, "selection": Selection(cells=20)}
@@ -64,8 +65,9 @@ def open_session(
         (SELECTED, 0, None, {}),
         (SELECTED, 2, None, SAMPLED),
         (DENSE, 2, None, CUT),
+        (DENSE, 2, None, PENALISED),
     ],
-    ids=["dense", "dense drafted pooled", "selected", "selected drafted", "cut"],
+    ids=["dense", "dense drafted pooled", "selected", "selected drafted", "cut", "penalised"],
 )
 def test_rounds_are_the_reference_engine_s(
     tiny: LanguageModel,
@@ -75,7 +77,7 @@ def test_rounds_are_the_reference_engine_s(
     experts: int | None,
     sampling: dict[str, Any],
 ) -> None:
-    if sampling == CUT:  # whose kernel reads a head that is not packed
+    if sampling in (CUT, PENALISED):  # whose kernels read a head that is not packed
         monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
         tiny = load_model(TINY, "cpu")
     params = SamplingParams(max_new=NEW, ignore_eos=True, **sampling)

@@ -30,6 +30,7 @@ def parked(seed: int, *, cells: int = 5, drafted: bool = True) -> Parked:
     torch.manual_seed(seed)
     return Parked(
         model_hash=f"m{seed}",
+        tokens=torch.randint(99, (cells,), dtype=torch.int32),
         cells=torch.randn(2, cells, 2, 1, 4).bfloat16(),
         queries=torch.randn(2, 3, 2, 4).transpose(0, 1),
         hidden=torch.randn(1, 8),
@@ -40,7 +41,8 @@ def parked(seed: int, *, cells: int = 5, drafted: bool = True) -> Parked:
 def same(one: Parked | None, other: Parked) -> bool:
     if one is None or one.model_hash != other.model_hash:
         return False
-    pairs = [(getattr(one, name), getattr(other, name)) for name in ("cells", "queries", "hidden")]
+    names = ("tokens", "cells", "queries", "hidden")
+    pairs = [(getattr(one, name), getattr(other, name)) for name in names]
     if one.drafter_cells is not None and other.drafter_cells is not None:
         pairs.append((one.drafter_cells, other.drafter_cells))
     return (one.drafter_cells is None) == (other.drafter_cells is None) and all(

@@ -269,8 +269,9 @@ def check_accept(given: Inputs) -> bool:
             board.start(1000 + held, 7, PAGE_CELLS)
             board.tokens.copy_(tokens)
             board.targets.copy_(targets)
-        accept.accept(boards[0], rows=MAX_ROWS, page_cells=PAGE_CELLS)
-        accept.ref.accept(boards[1], rows=MAX_ROWS, page_cells=PAGE_CELLS)
+        for run, board in zip((accept.accept, accept.ref.accept), boards, strict=True):
+            shares = torch.ones(MAX_ROWS, device=board.positions.device)
+            run(board, rows=MAX_ROWS, page_cells=PAGE_CELLS, shares=shares)
         given.wait()
         states = ([*board.state(), board.result] for board in boards)
         if not all(torch.equal(a.cpu(), b) for a, b in zip(*states, strict=True)):

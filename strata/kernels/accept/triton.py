@@ -1,11 +1,12 @@
-"""Acceptance as one program of one warp."""
+"""Acceptance as one program of one warp, and what is seen behind it as another."""
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
-from strata.config import MAX_ROWS
+from strata.config import MAX_ROWS, NOT_FINITE
 from strata.kernels.accept.board import ROUNDS_KEPT, Board
 from strata.kernels.device import on_device_of
 from strata.kernels.overlap import let_next_begin, overlapped, wait_for_previous
@@ -20,6 +21,7 @@ def _accept(
     written_ahead_ptr,
     tokens_ptr,
     targets_ptr,
+    shares_ptr,
     accepted_ptr,
     limit_ptr,
     rounds_ptr,
@@ -32,6 +34,7 @@ def _accept(
     PAGE_CELLS: tl.constexpr,
     ROWS: tl.constexpr,
     KEPT: tl.constexpr,
+    BAD: tl.constexpr,
     COUNTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -40,6 +43,7 @@ def _accept(
     i = tl.arange(0, ROWS)
     drafted = i < rows - 1
     target = tl.load(targets_ptr + i, mask=i < rows, other=0)
+    share = tl.load(shares_ptr + i, mask=i < rows, other=0.0)
     draft = tl.load(tokens_ptr + i + 1, mask=drafted, other=0)
     limit = tl.load(limit_ptr)
     position = tl.load(positions_ptr + i)
@@ -51,7 +55,7 @@ def _accept(
     failed = drafted & ((target != draft) | (i >= limit))
     accepted = tl.min(tl.where(failed, i, rows - 1), 0).to(tl.int64)
     result_ptr += round_number % KEPT * (ROWS + 2 + page_counts + expert_counts)
-    tl.store(result_ptr + i, target, mask=i < rows)
+    tl.store(result_ptr + i, tl.where(share == share, target, BAD), mask=i < rows)
     tl.store(result_ptr + ROWS, accepted)
     tl.store(result_ptr + ROWS + 1, limit)
     tl.store(result_ptr + ROWS + 2 + j, count, mask=j < page_counts + expert_counts)
@@ -66,7 +70,25 @@ def _accept(
     tl.store(tokens_ptr, tl.sum(tl.where(i == accepted, target, 0), 0))
 
 
-def accept(board: Board, *, rows: int, page_cells: int) -> None:
+@triton.jit
+def _remember(
+    targets_ptr,
+    written_ahead_ptr,
+    accepted_ptr,
+    seen_ptr,
+    ROWS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    let_next_begin(OVERLAP)
+    wait_for_previous(OVERLAP)
+    i = tl.arange(0, ROWS)
+    kept = i <= tl.load(accepted_ptr)
+    target = tl.load(targets_ptr + i, mask=kept, other=0)
+    at = tl.load(written_ahead_ptr + i, mask=kept, other=0).to(tl.int32)
+    tl.atomic_max(seen_ptr + target, at, mask=kept)  # the later of two equal ones
+
+
+def accept(board: Board, *, rows: int, page_cells: int, shares: torch.Tensor) -> None:
     """Launch the program."""
     pages, experts = len(board.page_counts), len(board.expert_counts)
     with on_device_of(board.positions):
@@ -78,6 +100,7 @@ def accept(board: Board, *, rows: int, page_cells: int) -> None:
             board.written_ahead,
             board.tokens,
             board.targets,
+            shares,
             board.accepted,
             board.limit,
             board.rounds,
@@ -90,7 +113,22 @@ def accept(board: Board, *, rows: int, page_cells: int) -> None:
             PAGE_CELLS=page_cells,
             ROWS=MAX_ROWS,
             KEPT=ROUNDS_KEPT,
+            BAD=NOT_FINITE,
             COUNTS=triton.next_power_of_2(max(1, pages + experts)),
             num_warps=1,
             **overlapped(board.positions),
+        )
+
+
+def remember(board: Board, seen: torch.Tensor) -> None:
+    """Launch the program that notes where the accepted tokens stand."""
+    with on_device_of(seen):
+        _remember[(1,)](
+            board.targets,
+            board.written_ahead,
+            board.accepted,
+            seen,
+            ROWS=MAX_ROWS,
+            num_warps=1,
+            **overlapped(seen),
         )

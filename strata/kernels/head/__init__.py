@@ -9,9 +9,10 @@ import torch
 from strata.kernels import device
 from strata.kernels.head import ref
 from strata.kernels.head.drawn import Drawn, block_count
+from strata.kernels.head.repeat import EVERY_TOKEN, Repeat, penalise
 from strata.noise import gumbel
 
-__all__ = ["Drawn", "block_count", "draw", "noise"]
+__all__ = ["EVERY_TOKEN", "Drawn", "Repeat", "block_count", "draw", "noise", "penalise"]
 
 
 def draw(
@@ -29,6 +30,7 @@ def draw(
     parts: torch.Tensor | None = None,
     cuts: torch.Tensor | None = None,
     scores: tuple[torch.Tensor, torch.Tensor] | None = None,
+    repeat: Repeat | None = None,
 ) -> Drawn:
     """Return the tokens behind rows `x` [R, H] of a forward, with their share of the softmax.
 
@@ -37,7 +39,9 @@ def draw(
     equals. With `positions` [R], a `seed` [1] int64 (two's complement) and a `temperature` [1]
     float32, all on the device, it is the argmax of logits / temperature plus
     `strata.noise.gumbel`. With `cuts` [3] float64 as well (top-k, top-p, min-p) only the tokens
-    count that `keep.keep_likely` leaves. `tokens` [R] is where the tokens go, if that matters.
+    count that `keep.keep_likely` leaves. With `repeat`, which needs positions, logits of tokens
+    seen before are penalised ahead of all that. Shares are of the raw logits, and NaN where one of
+    a row's is NaN or infinite upwards. `tokens` [R] is where the tokens go, if that matters.
     `shares` [R] float32, `parts` [5, R, `block_count`] float32 and, for cuts, `scores` ([R, V] in
     the weight's type and [R, V] float32) are a kernel's buffers where launches are captured.
     """
@@ -58,9 +62,18 @@ def draw(
             parts=parts,
             cuts=cuts,
             scores=scores,
+            repeat=repeat,
         )
     drawn = ref.draw(
-        x, norm, weight, eps=eps, positions=positions, seed=seed, temperature=temperature, cuts=cuts
+        x,
+        norm,
+        weight,
+        eps=eps,
+        positions=positions,
+        seed=seed,
+        temperature=temperature,
+        cuts=cuts,
+        repeat=repeat,
     )
     return drawn if tokens is None else replace(drawn, tokens=tokens.copy_(drawn.tokens))
 

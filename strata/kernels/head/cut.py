@@ -12,7 +12,10 @@ import torch
 import triton
 import triton.language as tl
 
+from strata.config import MAX_ROWS
 from strata.kernels.head.keep import UNITS
+from strata.kernels.head.repeat import Repeat
+from strata.kernels.head.repeated import is_repeated, penalised
 from strata.kernels.overlap import let_next_begin, overlapped, wait_for_previous
 
 MAX_BLOCK = 8192
@@ -20,12 +23,30 @@ WHOLE = tl.constexpr(UNITS)
 
 
 @triton.jit
-def _tile(logits_ptr, start, vocab, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
-    """Return tokens from `start` on, their logits, and integers that order as those do."""
+def _tile(
+    logits_ptr,
+    history,
+    start,
+    vocab,
+    SHIFT: tl.constexpr,
+    REPEAT: tl.constexpr,
+    WINDOW: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Return tokens from `start` on, their logits, raw and penalised, and integers that order so.
+
+    `history` is what a penalty reads: penalty, last, seen, tokens, their positions, the row's own.
+    """
     v = start + tl.arange(0, BLOCK)
-    logit = tl.load(logits_ptr + v, mask=v < vocab, other=float("-inf")).to(tl.float32)
+    raw = tl.load(logits_ptr + v, mask=v < vocab, other=float("-inf")).to(tl.float32)
+    logit = raw
+    if REPEAT:
+        seen = tl.load(history[2] + v, mask=v < vocab, other=-1)
+        last, position = tl.load(history[1]), tl.load(history[5])
+        repeated = is_repeated(v, seen, history[3], history[4], position, last, WINDOW)
+        logit = penalised(raw, repeated, tl.load(history[0]), BLOCK)
     bits = tl.where(logit == 0, 0.0, logit).to(tl.int32, bitcast=True)  # zeros are equal
-    return v, logit, (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT
+    return v, raw, logit, (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT
 
 
 @triton.jit
@@ -43,17 +64,19 @@ def _units(logit, image, least, top, temperature, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _best(v, logit, image, values_ptr, vocab, least, floor, top, temperature, BLOCK: tl.constexpr):
-    """Return the best value of the tokens that stay, the lowest token that has it, its logit."""
+def _best(
+    v, raw, logit, image, values_ptr, vocab, least, floor, top, temperature, BLOCK: tl.constexpr
+):
+    """Return the best value of the tokens that stay, the lowest that has it, and its raw logit."""
     stays = (v < vocab) & (image >= least)
     stays = stays & (_weights(logit, top, temperature, BLOCK) >= floor)
     value = tl.load(values_ptr + v, mask=stays, other=float("-inf"))
     best = tl.max(value, 0)
     token = tl.min(tl.where(stays & (value == best), v, 0x7FFFFFFF), 0)
-    return best, token, tl.max(tl.where(v == token, logit, float("-inf")), 0)
+    return best, token, tl.max(tl.where(v == token, raw, float("-inf")), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions_ptr"])
 def _cut(
     logits_ptr,
     values_ptr,
@@ -61,8 +84,16 @@ def _cut(
     temperature_ptr,
     tokens_ptr,
     shares_ptr,
+    penalty_ptr,
+    last_ptr,
+    seen_ptr,
+    window_ptr,
+    window_at_ptr,
+    positions_ptr,
     vocab,
     SHIFT: tl.constexpr,
+    REPEAT: tl.constexpr,
+    WINDOW: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -75,17 +106,26 @@ def _cut(
     top_p = tl.load(cuts_ptr + 1)
     floor = tl.load(cuts_ptr + 2).to(tl.float32)
     temperature = tl.load(temperature_ptr)
+    own = positions_ptr + row
+    history = (penalty_ptr, last_ptr, seen_ptr, window_ptr, window_at_ptr, own)
 
-    v, logit, image = _tile(logits_ptr, 0, vocab, SHIFT, BLOCK)
+    v, raw, logit, image = _tile(logits_ptr, history, 0, vocab, SHIFT, REPEAT, WINDOW, BLOCK)
     top = tl.max(logit, 0)
+    raw_top = tl.max(raw, 0)
     most = tl.max(image, 0)
     least = tl.min(tl.where(v < vocab, image, 0x7FFFFFFF), 0)
     for start in range(BLOCK, vocab, BLOCK):
-        more_v, more, more_image = _tile(logits_ptr, start, vocab, SHIFT, BLOCK)
+        more_v, more_raw, more, more_image = _tile(
+            logits_ptr, history, start, vocab, SHIFT, REPEAT, WINDOW, BLOCK
+        )
         top = tl.maximum(top, tl.max(more, 0))
+        if REPEAT:
+            raw_top = tl.maximum(raw_top, tl.max(more_raw, 0))
         most = tl.maximum(most, tl.max(more_image, 0))
         inside = tl.where(more_v < vocab, more_image, 0x7FFFFFFF)
         least = tl.minimum(least, tl.min(inside, 0))
+    if not REPEAT:
+        raw_top = top
     most = most.to(tl.int64)
     least = least.to(tl.int64)
 
@@ -97,7 +137,9 @@ def _cut(
             limit = middle.to(tl.int32)
             count = tl.sum(((image >= limit) & (v < vocab)).to(tl.int32), 0)
             for start in range(BLOCK, vocab, BLOCK):
-                more_v, more, more_image = _tile(logits_ptr, start, vocab, SHIFT, BLOCK)
+                more_v, _, more, more_image = _tile(
+                    logits_ptr, history, start, vocab, SHIFT, REPEAT, WINDOW, BLOCK
+                )
                 reached = (more_image >= limit) & (more_v < vocab)
                 count += tl.sum(reached.to(tl.int32), 0)
             up = count >= top_k
@@ -108,7 +150,9 @@ def _cut(
         units = _units(logit, image, least, top, temperature, BLOCK)
         total = tl.sum(units, 0)
         for start in range(BLOCK, vocab, BLOCK):
-            more_v, more, more_image = _tile(logits_ptr, start, vocab, SHIFT, BLOCK)
+            more_v, _, more, more_image = _tile(
+                logits_ptr, history, start, vocab, SHIFT, REPEAT, WINDOW, BLOCK
+            )
             total += tl.sum(_units(more, more_image, least, top, temperature, BLOCK), 0)
         bound = top_p * total.to(tl.float64)
         below = least - 1
@@ -118,7 +162,9 @@ def _cut(
             limit = middle.to(tl.int32)
             above = tl.sum(tl.where(image > limit, units, 0), 0)
             for start in range(BLOCK, vocab, BLOCK):
-                more_v, more, more_image = _tile(logits_ptr, start, vocab, SHIFT, BLOCK)
+                more_v, _, more, more_image = _tile(
+                    logits_ptr, history, start, vocab, SHIFT, REPEAT, WINDOW, BLOCK
+                )
                 others = _units(more, more_image, least, top, temperature, BLOCK)
                 above += tl.sum(tl.where(more_image > limit, others, 0), 0)
             little = above.to(tl.float64) < bound
@@ -126,24 +172,26 @@ def _cut(
             below = tl.where(little, below, middle)
         least = kept
 
-    best, token, raw = _best(
-        v, logit, image, values_ptr, vocab, least, floor, top, temperature, BLOCK
+    best, token, its_raw = _best(
+        v, raw, logit, image, values_ptr, vocab, least, floor, top, temperature, BLOCK
     )
-    total = tl.sum(tl.exp(logit - top), 0)
+    total = tl.sum(tl.exp(raw - raw_top), 0)
     for start in range(BLOCK, vocab, BLOCK):
-        v, logit, image = _tile(logits_ptr, start, vocab, SHIFT, BLOCK)
-        here, first, its_raw = _best(
-            v, logit, image, values_ptr, vocab, least, floor, top, temperature, BLOCK
+        v, more_raw, logit, image = _tile(
+            logits_ptr, history, start, vocab, SHIFT, REPEAT, WINDOW, BLOCK
+        )
+        here, first, first_raw = _best(
+            v, more_raw, logit, image, values_ptr, vocab, least, floor, top, temperature, BLOCK
         )
         better = here > best
         token = tl.where(better, first, token)
-        raw = tl.where(better, its_raw, raw)
+        its_raw = tl.where(better, first_raw, its_raw)
         best = tl.where(better, here, best)
-        total += tl.sum(tl.exp(logit - top), 0)
+        total += tl.sum(tl.exp(more_raw - raw_top), 0)
     # Where every score is NaN none is the best; token 0 at least has an embedding.
     token = tl.where(token < 0x7FFFFFFF, token, 0)
     tl.store(tokens_ptr + row, token.to(tl.int64))
-    tl.store(shares_ptr + row, tl.exp(raw - top) / total)
+    tl.store(shares_ptr + row, tl.exp(its_raw - raw_top) / total)
 
 
 def cut(
@@ -153,9 +201,12 @@ def cut(
     temperature: torch.Tensor,
     tokens: torch.Tensor,
     shares: torch.Tensor,
+    positions: torch.Tensor | None = None,
+    repeat: Repeat | None = None,
 ) -> None:
     """Write the token with the largest of `values` [R, V] that the cuts of `logits` [R, V] leave.
 
+    With `repeat` rows stand at `positions` [R], `values` are of penalised logits, and so are cuts.
     `cuts` [3] float64 are top-k, top-p and min-p. `tokens` [R] and `shares` [R], the token's share
     of the softmax of the logits, are the output.
     """
@@ -163,6 +214,11 @@ def cut(
     assert logits.is_contiguous()
     assert values.is_contiguous()
     block = min(triton.next_power_of_2(vocab), MAX_BLOCK)
+    history: tuple[torch.Tensor, ...] = (cuts,) * 6
+    if repeat is not None:
+        assert positions is not None
+        tensors = (repeat.penalty, repeat.last, repeat.seen, repeat.tokens, repeat.positions)
+        history = (*tensors, positions)
     _cut[(rows,)](
         logits,
         values,
@@ -170,8 +226,12 @@ def cut(
         temperature,
         tokens,
         shares,
+        *history,
         vocab,
-        SHIFT=16 if logits.dtype == torch.bfloat16 else 0,
+        # A penalised logit has all its bits.
+        SHIFT=16 if logits.dtype == torch.bfloat16 and repeat is None else 0,
+        REPEAT=repeat is not None,
+        WINDOW=MAX_ROWS,
         BLOCK=block,
         num_warps=max(1, min(block // 256, 32)),
         **overlapped(logits),

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from strata.kernels.head.drawn import Drawn
 from strata.kernels.head.keep import keep_likely
+from strata.kernels.head.repeat import Repeat, penalise
 from strata.noise import gumbel
 
 
@@ -23,17 +24,22 @@ def draw(
     seed: torch.Tensor | None,
     temperature: torch.Tensor | None,
     cuts: torch.Tensor | None = None,
+    repeat: Repeat | None = None,
 ) -> Drawn:
     """Return the tokens drawn behind rows `x` [R, H]; see the package for the contract."""
     hidden = x if norm is None else F.rms_norm(x, x.shape[-1:], norm, eps)
     logits = F.linear(hidden, weight).float()
     values = logits
+    if repeat is not None:
+        assert positions is not None
+        values = penalise(logits, repeat.repeated(positions), repeat.penalty)
     if seed is not None and temperature is not None and positions is not None:
         noise = gumbel(positions, logits.shape[-1], int(seed) % 2**64)
-        values = scaled = logits / temperature
+        penalised, scaled = values, values / temperature
+        values = scaled
         if cuts is not None:
             top_k, top_p, min_p = cuts.tolist()
-            kept = keep_likely(logits, scaled, top_k=int(top_k), top_p=top_p, min_p=min_p)
+            kept = keep_likely(penalised, scaled, top_k=int(top_k), top_p=top_p, min_p=min_p)
             values = scaled.masked_fill(~kept, -torch.inf)
         values = values + noise
     tokens = values.argmax(-1)

@@ -11,9 +11,12 @@ import torch
 import triton
 import triton.language as tl
 
+from strata.config import MAX_ROWS
 from strata.kernels.device import on_device_of
 from strata.kernels.head.cut import cut
 from strata.kernels.head.drawn import Drawn, block_count, block_vocab
+from strata.kernels.head.repeat import Repeat
+from strata.kernels.head.repeated import is_repeated, penalised
 from strata.kernels.overlap import let_next_begin, overlapped, wait_for_previous
 
 
@@ -57,6 +60,11 @@ def _project(
     positions_ptr,
     seed_ptr,
     temperature_ptr,
+    penalty_ptr,
+    last_ptr,
+    seen_ptr,
+    window_ptr,
+    window_at_ptr,
     hidden_ptr,
     logits_ptr,
     values_ptr,
@@ -73,6 +81,8 @@ def _project(
     SAMPLE: tl.constexpr,
     LOGITS: tl.constexpr,
     VALUES: tl.constexpr,
+    REPEAT: tl.constexpr,
+    WINDOW: tl.constexpr,
     BLOCK_VOCAB: tl.constexpr,
     BLOCK_HIDDEN: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -93,6 +103,10 @@ def _project(
     if SAMPLE:
         seed = tl.load(seed_ptr)
         temperature = tl.load(temperature_ptr)
+    if REPEAT:
+        penalty = tl.load(penalty_ptr)
+        last = tl.load(last_ptr)
+        seen = tl.load(seen_ptr + v, mask=inside, other=-1)
     for row in range(rows):
         x = tl.load(x_ptr + row * HIDDEN + h, mask=h < HIDDEN, other=0.0).to(tl.float32)
         if NORM:
@@ -107,9 +121,13 @@ def _project(
             tl.store(logits_ptr + row * vocab + v, logit, mask=inside)
         logit = tl.where(inside, logit, float("-inf"))
         value = logit
-        if SAMPLE:
+        if SAMPLE or REPEAT:
             position = tl.load(positions_ptr + row)
-            value = tl.div_rn(logit, temperature + tl.zeros((BLOCK_VOCAB,), tl.float32))
+        if REPEAT:
+            repeated = is_repeated(v, seen, window_ptr, window_at_ptr, position, last, WINDOW)
+            value = penalised(logit, repeated, penalty, BLOCK_VOCAB)
+        if SAMPLE:
+            value = tl.div_rn(value, temperature + tl.zeros((BLOCK_VOCAB,), tl.float32))
             value += _gumbel(v, position, seed)
         if VALUES:
             tl.store(values_ptr + row * vocab + v, value, mask=inside)
@@ -186,6 +204,7 @@ def draw(
     parts: torch.Tensor | None = None,
     cuts: torch.Tensor | None = None,
     scores: tuple[torch.Tensor, torch.Tensor] | None = None,
+    repeat: Repeat | None = None,
     out: Drawn | None = None,
 ) -> Drawn:
     """Return the tokens drawn behind rows `x` [R, H]; see the package for the contract."""
@@ -212,15 +231,20 @@ def draw(
         parts = torch.empty(5, rows, blocks, dtype=torch.float32, device=x.device)
     best = (parts[0], parts[1].view(torch.int32), *parts[2:])
     sample = seed is not None and temperature is not None and positions is not None
+    assert repeat is None or positions is not None, "a penalty needs to know where rows stand"
+    history = (parts,) * 5
+    if repeat is not None:
+        history = (repeat.penalty, repeat.last, repeat.seen, repeat.tokens, repeat.positions)
     logits, values = (out.logits, None) if cuts is None or scores is None else scores
     with on_device_of(x):
         _project[(blocks,)](
             x,
             x if norm is None else norm,
             weight,
-            positions if sample else parts,
+            positions if sample or repeat is not None else parts,
             seed if sample else parts,
             temperature if sample else parts,
+            *history,
             out.hidden,
             parts if logits is None else logits,
             parts if values is None else values,
@@ -233,6 +257,8 @@ def draw(
             SAMPLE=sample,
             LOGITS=logits is not None,
             VALUES=values is not None,
+            REPEAT=repeat is not None,
+            WINDOW=MAX_ROWS,
             BLOCK_VOCAB=block_vocab(hidden),
             BLOCK_HIDDEN=max(triton.next_power_of_2(hidden), 16),
             num_warps=4,
@@ -241,7 +267,8 @@ def draw(
         if cuts is not None and temperature is not None:
             assert logits is not None
             assert values is not None
-            cut(logits, values, cuts, temperature, out.tokens, out.shares)
+            at = positions if repeat is not None else None
+            cut(logits, values, cuts, temperature, out.tokens, out.shares, at, repeat)
         else:
             _pick[(rows,)](
                 *best, out.tokens, out.shares, blocks, BLOCK=256, num_warps=4, **overlapped(x)
