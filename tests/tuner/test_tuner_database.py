@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tuner_samples import all_pairs, make_records
 from strata.errors import StoreError
 from strata.tuner.store.duck import DuckStore
 from strata.tuner.store.migrations import MIGRATIONS, expected_columns
+from strata.tuner.store.place import connect
 from strata.tuner.study import StudyRecord
 
 
@@ -95,7 +97,8 @@ def test_a_plan_of_a_newer_version_is_one_sentence(study: StudyRecord) -> None:
 
 
 @pytest.mark.parametrize(
-    ("storage", "message"), [("v1.2.0", "of something else"), ("latest", "newer DuckDB wrote it")]
+    ("storage", "message"),
+    [("v1.2.0", "of something else"), ("latest", "another program or a newer strata")],
 )
 def test_a_database_of_something_else_is_refused(
     storage: str, message: str, tmp_path: Path
@@ -113,3 +116,76 @@ def test_a_missing_database_is_not_made_by_reading(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="no trial database"):
             DuckStore(tmp_path / "t.duckdb", **how)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "name", [":memory:", ":memory:x", "md:", "md:x", "sqlite:x", "postgres:x", "s3://a/b", "a:b/c"]
+)
+def test_what_duckdb_takes_for_no_file_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StoreError, match="no plain file's name"):
+        DuckStore(Path(name))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_with_a_colon_opens_by_its_whole_path(study: StudyRecord, tmp_path: Path) -> None:
+    path = tmp_path / "md:it's [1]*.duckdb"
+    with DuckStore(path) as store:
+        store.add_study(study)
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]
+    with DuckStore(path, read_only=True) as store:
+        assert store.studies() == [study]
+
+
+def test_no_extension_is_fetched() -> None:
+    with connect() as db, pytest.raises(duckdb.Error, match="extension"):
+        db.execute("ATTACH 'sqlite:x' AS other")
+
+
+def test_a_folder_a_pipe_and_a_device_are_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe", Path("/dev/null")):
+        with pytest.raises(StoreError, match=r"is (a folder|no plain file); give --db a file"):
+            DuckStore(path)
+
+
+def test_a_log_without_its_database_is_said_and_kept(tmp_path: Path) -> None:
+    log = tmp_path / "t.duckdb.wal"
+    log.write_bytes(b"what was stored last")
+    for how in ({}, {"read_only": True}):
+        with pytest.raises(StoreError, match=r"and t\.duckdb\.wal is there"):
+            DuckStore(tmp_path / "t.duckdb", **how)
+    assert [one.name for one in tmp_path.iterdir()] == [log.name]
+
+
+def test_an_end_leaves_no_log(study: StudyRecord, tmp_path: Path) -> None:
+    with DuckStore(tmp_path / "t.duckdb") as store:
+        store.add_study(study)
+        assert (tmp_path / "t.duckdb.wal").stat().st_size
+    assert [one.name for one in tmp_path.iterdir()] == ["t.duckdb"]
+
+
+def test_a_database_that_was_made_for_nothing_goes(study: StudyRecord, tmp_path: Path) -> None:
+    path = tmp_path / "t.duckdb"
+    with pytest.raises(ZeroDivisionError), DuckStore(path):
+        raise ZeroDivisionError
+    assert not list(tmp_path.iterdir())
+    with DuckStore(path) as store:
+        store.add_study(study)
+    with pytest.raises(ZeroDivisionError), DuckStore(path):
+        raise ZeroDivisionError
+    assert path.is_file()
+
+
+def test_one_that_keeps_a_study_stays(study: StudyRecord, tmp_path: Path) -> None:
+    def fail(path: Path) -> None:
+        with DuckStore(path) as store:
+            store.add_study(study)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail(tmp_path / "t.duckdb")
+    with DuckStore(tmp_path / "t.duckdb", read_only=True) as store:
+        assert store.studies() == [study]

@@ -6,11 +6,13 @@ import json
 import lzma
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
 import pytest
-from tuner_samples import all_pairs, make_records, other_study
+from tuner_samples import FACTS, all_pairs, make_records, other_study
 from typer.testing import CliRunner
 
 from strata.cli.tune import app
@@ -18,7 +20,7 @@ from strata.errors import StoreError
 from strata.tuner.store.doctor import Examination, examine, repair
 from strata.tuner.store.duck import DuckStore
 from strata.tuner.store.migrations import VERSION
-from strata.tuner.study import StudyRecord
+from strata.tuner.study import StudyRecord, create_study
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 LOSE_KEYS = (
@@ -245,3 +247,28 @@ def test_a_damaged_workload_is_said_and_left(database: Path) -> None:
     found = examine(database, hashes)
     assert [(one.state, one.place) for one in found.of("wrong", "lost")] == [("lost", "acceptance")]
     assert repair(database) is None
+
+
+@pytest.mark.parametrize("lost", [1, 100, 4_096, 262_143, 600_000])
+def test_a_database_that_is_short_is_said(lost: int, database: Path) -> None:
+    """What it reads may be whole, and yet no sweep can go on in it."""
+    database.write_bytes(database.read_bytes()[:-lost])
+    with suppress(StoreError):  # where blocks are gone that are read
+        assert any("it is damaged" in one for one in bad(examine(database, hashes)))
+
+
+def test_a_log_beside_the_database_is_a_note(study: StudyRecord, database: Path) -> None:
+    """As a SIGKILL leaves it."""
+    with DuckStore(database) as store:
+        facts = replace(FACTS, device="cpu: third")
+        store.add_study(create_study(study.grid, facts, created_at=study.created_at))
+        killed = database.with_name("killed.duckdb")
+        for end in ("", ".wal"):
+            shutil.copyfile(f"{database}{end}", f"{killed}{end}")
+    found = examine(killed, hashes)
+    assert not bad(found)
+    assert len(found.studies) == 3
+    notes = [one.message for one in found.of("note") if one.place == "file"]
+    assert notes == [
+        "killed.duckdb.wal has what was stored last and belongs to it; move or copy both"
+    ]

@@ -14,7 +14,6 @@ import pytest
 from tuner_samples import all_pairs, make_records
 
 from strata.errors import StoreError
-from strata.tuner.store import JsonlStore
 from strata.tuner.store.duck import DuckStore
 from strata.tuner.study import StudyRecord
 
@@ -132,33 +131,40 @@ def test_a_full_disk_loses_nothing_that_was_stored(study: StudyRecord, tmp_path:
 
 
 FULL_FROM_THE_START = """
-import resource, sys
+import json, resource, signal, sys
 from pathlib import Path
 from strata.errors import StoreError
 from strata.tuner.store import JsonlStore
 from strata.tuner.store.duck import DuckStore
 from strata.tuner.study import StudyRecord
-import json
 study = StudyRecord.from_json(json.load(open(sys.argv[2])))
-resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-for kind, name in ((DuckStore, "t.duckdb"), (JsonlStore, "t.jsonl")):
-    try:
-        with kind(Path(sys.argv[1]) / name) as store:
+folder = Path(sys.argv[1])
+hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+for size in (0, 1, 4_096, 12_288, 20_000, 100_000, 300_000, 800_000):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    for kind, name in ((DuckStore, f"{size}.duckdb"), (JsonlStore, f"{size}.jsonl")):
+        try:
+            with kind(folder / name) as store:
+                store.add_study(study)
+        except StoreError as error:
+            print(error)
+            assert not list(folder.glob(f"*{name}*")) or kind is JsonlStore, name
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    for kind, name in ((DuckStore, f"{size}.duckdb"), (JsonlStore, f"{size}.jsonl")):
+        with kind(folder / name) as store:
             store.add_study(study)
-    except StoreError as error:
-        print(error)
+            assert store.studies() == [study]
 """
 
 
 def test_a_store_that_met_a_full_disk_can_be_made_later(study: StudyRecord, tmp_path: Path) -> None:
+    """Wherever the disk is full, what was just made goes again."""
     (tmp_path / "study").write_text(json.dumps(study.to_json()))
     done = subprocess.run(
         [sys.executable, "-c", FULL_FROM_THE_START, str(tmp_path), str(tmp_path / "study")],
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     assert done.stderr == ""
-    assert "the disk is full" in done.stdout
-    assert "t.jsonl cannot be written: File too large" in done.stdout
-    for store in (DuckStore(tmp_path / "t.duckdb"), JsonlStore(tmp_path / "t.jsonl")):
-        with store:
-            store.add_study(study)
+    assert "0.duckdb cannot be made: the disk is full" in done.stdout
+    assert "0.jsonl cannot be written: File too large" in done.stdout
+    assert not [one.name for one in tmp_path.iterdir() if one.name.startswith(".")]

@@ -23,11 +23,18 @@ from strata.tuner.record import COLUMNS, TrialRecord
 from strata.tuner.roster import Roster, pair_objection
 from strata.tuner.store.duck import ROW_NUMBER, STUDY_COLUMNS, DuckStore, plain_rows
 from strata.tuner.store.migrations import VERSION
+from strata.tuner.store.place import log_of
+from strata.tuner.store.snapshot import copied
 from strata.tuner.study import StudyRecord
 
 Row = dict[str, Any]
 State = Literal["wrong", "lost", "note"]
 """``wrong`` can be repaired, ``lost`` cannot, a ``note`` is no fault."""
+
+HEAD_BYTES, BLOCK_BYTES = 3 * 4_096, 1 << 18
+"""What a file of DuckDB is made of: a head, and whole blocks of the size that it has by itself."""
+
+WAY_OUT = "what can be read leaves it by strata tune export"
 
 PassagesHash = Callable[[StudyRecord], str | None]
 """Returns the hash of a study's passages as they are here, None where its model is not here."""
@@ -68,6 +75,7 @@ def examine(path: Path, passages_hash: PassagesHash = lambda study: None) -> Exa
     with DuckStore(path, read_only=True) as store:
         version = store.found_version
         found = _examine(store, version, passages_hash)
+        found.findings += _of_file(path)
     if version < VERSION:
         words = (
             f"schema {version}, and this strata writes {VERSION}; opening it to measure brings it "
@@ -75,6 +83,28 @@ def examine(path: Path, passages_hash: PassagesHash = lambda study: None) -> Exa
         )
         found.findings.insert(0, Finding(state="note", place="schema", message=words))
     return found
+
+
+def _of_file(path: Path) -> Iterator[Finding]:
+    """Yield what is wrong with the file as such: its length, whether it can be written, its log.
+
+    Reading meets the blocks that it needs alone, so a copy is opened to be written to.
+    """
+    log = log_of(path)
+    if log.is_file() and log.stat().st_size:
+        words = f"{log.name} has what was stored last and belongs to it; move or copy both"
+        yield Finding(state="note", place="file", message=words)
+    elif excess := (path.stat().st_size - HEAD_BYTES) % BLOCK_BYTES:
+        words = f"it is damaged: it ends {excess} bytes into a block of {BLOCK_BYTES}; {WAY_OUT}"
+        yield Finding(state="lost", place="file", message=words)
+        return
+    with copied(path) as copy:
+        try:
+            with DuckStore(copy) as store:
+                store.checkpoint()
+        except StoreError as error:
+            words = f"{str(error).replace(str(copy), str(path))}; {WAY_OUT}"
+            yield Finding(state="lost", place="file", message=words)
 
 
 def repair(path: Path) -> Path | None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import duckdb
@@ -22,6 +23,7 @@ from strata.errors import StoreError
 from strata.tuner.record import COLUMNS, TrialRecord
 from strata.tuner.store.base import Outcome, TrialStore, check_new, check_try
 from strata.tuner.store.migrations import MIGRATIONS, VERSION
+from strata.tuner.store.place import connect, made_beside, refuse_place
 from strata.tuner.store.snapshot import HeldError, copied, holder_of
 from strata.tuner.store.text import read_json
 from strata.tuner.study import StudyRecord
@@ -51,13 +53,15 @@ class DuckStore(TrialStore):
     def __init__(self, path: Path, *, must_exist: bool = False, read_only: bool = False) -> None:
         self.path = path
         self._read_only = read_only
-        if (must_exist or read_only) and not path.is_file():
+        refuse_place(path)
+        self._is_new = not path.exists()
+        if (must_exist or read_only) and self._is_new:
             raise StoreError(f"no trial database at {path}; `strata tune` makes one")
-        self._refuse_foreign()
-        is_new = not path.exists()
-        self._db = duckdb.connect(":memory:")
+        self._db = connect()
         self.writer = ""
         try:
+            if self._is_new:
+                self._make()
             with ExitStack() as stack:
                 self._attach(stack)
                 self.found_version = self._version()
@@ -67,8 +71,6 @@ class DuckStore(TrialStore):
             self._migrate(self.found_version)
         except BaseException:
             self.close()
-            if is_new and path.is_file() and not path.stat().st_size:
-                path.unlink()  # what a full disk left; no later run could open it
             raise
 
     def add_study(self, study: StudyRecord) -> None:
@@ -191,13 +193,41 @@ class DuckStore(TrialStore):
                 f"DELETE FROM {table} WHERE rowid IN (SELECT unnest(?))", [list(numbers)]
             )
 
+    def checkpoint(self) -> None:
+        """Write what the log beside the file has into the file itself."""
+        with self._reported("cannot be written"):
+            self._db.execute("CHECKPOINT")
+
     def close(self) -> None:
-        """Let go of the file; safe to call twice."""
+        """Let go of the file, its log emptied if that can be; safe to call twice."""
+        if not self._read_only:
+            with suppress(StoreError):  # the log keeps what the file could not take
+                self.checkpoint()
         self._db.close()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the file; one that was made for what has failed goes again."""
+        if kind is not None and self._is_new and not (self._study_keys() or self.workloads()):
+            self.path.unlink(missing_ok=True)
+        self.close()
 
     def _study_keys(self) -> set[str]:
         with self._reported("cannot be read"):
             return {row[0] for row in self._db.execute("SELECT study FROM studies").fetchall()}
+
+    def _make(self) -> None:
+        """Make an empty database of the newest schema."""
+        with self._reported("cannot be made"), made_beside(self.path) as scratch:
+            self._attach_file(scratch)
+            self._migrate(0)
+            self._db.execute("CHECKPOINT")
+            self._db.execute("USE memory")
+            self._db.execute("DETACH db")
 
     def _attach(self, stack: ExitStack) -> None:
         """Open the file, or to read what is being written a copy of it, which `stack` removes."""
@@ -212,8 +242,7 @@ class DuckStore(TrialStore):
     def _attach_file(self, path: Path) -> None:
         how = "READ_ONLY" if self._read_only else f"STORAGE_VERSION '{STORAGE_VERSION}'"
         with self._reported("cannot be opened"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._db.execute(f"ATTACH {quoted(str(path))} AS db ({how})")
+            self._db.execute(f"ATTACH {quoted(str(path.absolute()))} AS db ({how})")
             self._db.execute("USE db")
 
     def _read_into_memory(self) -> None:
@@ -223,18 +252,6 @@ class DuckStore(TrialStore):
             self._db.execute("COPY FROM DATABASE db TO copied")
             self._db.execute("USE copied")
             self._db.execute("DETACH db")
-
-    def _refuse_foreign(self) -> None:
-        """Refuse a file that is no DuckDB database before DuckDB touches it."""
-        try:
-            with self.path.open("rb") as file:
-                head = file.read(12)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise StoreError(f"{self.path} cannot be opened: {error.strerror}") from None
-        if head[8:12] != b"DUCK":
-            raise StoreError(f"{self.path} is not a trial database; give --db another path")
 
     def _refuse_newer(self, version: int) -> None:
         if version > VERSION:
@@ -357,6 +374,8 @@ def _reason(error: Exception) -> str:
     """Return the first sentence of a database error, in plain words for the common ones."""
     text = " ".join(str(error).split())
     first, lowered = text.partition(". ")[0], text.lower()
+    if "cannot be lowered" in lowered:
+        return "another program or a newer strata wrote it; give --db another path"
     if "version number" in lowered or "storage version" in lowered:
         return "a newer DuckDB wrote it, so strata did not; give --db another path"
     if any(word in lowered for word in ("no space", "file too large", "could not write")):

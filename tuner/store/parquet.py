@@ -25,6 +25,7 @@ from strata.tuner.store.manifest import (
     check_rows,
     write_manifest,
 )
+from strata.tuner.store.place import connect
 from strata.tuner.study import StudyRecord
 
 STUDY_FILE, TRIALS_FILE = "study.parquet", "trials.parquet"
@@ -81,7 +82,7 @@ def read_parquet(folder: Path) -> tuple[StudyRecord, list[TrialRecord]]:
 
 
 def _rows(path: Path, columns: tuple[str, ...], facts: FileFacts) -> list[dict[str, object]]:
-    with duckdb.connect(":memory:") as database:
+    with connect() as database:
         try:
             found = database.execute(f"SELECT * FROM read_parquet({quoted(str(path))})")
             names = tuple(column[0] for column in found.description or ())
