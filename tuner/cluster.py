@@ -93,7 +93,7 @@ class RayWorker:
         self._actor: Any = None
         self._stopped = False
 
-    def describe(self, passages: Sequence[str], plan: str = "") -> EngineFacts:
+    def describe(self, passages: Sequence[str], plans: Sequence[str] = ()) -> EngineFacts:
         """Start an actor and return its facts; raise StrataError where it cannot take part."""
         self._end()
         if self._stopped:
@@ -102,7 +102,8 @@ class RayWorker:
         self._actor = actor.options(**self._options()).remote(self._make_command)
         try:
             answer = self._ray.get(
-                self._actor.describe.remote(list(passages), plan), timeout=START_TIMEOUT_S
+                self._actor.describe.remote(list(passages), list(plans)),
+                timeout=START_TIMEOUT_S,
             )
         except self._ray.exceptions.GetTimeoutError:
             self._end()
@@ -172,10 +173,10 @@ class TrialActor:
         log = Path(f"/proc/{os.getpid()}/fd/{self._log.fileno()}")
         self._runner = ProcessRunner(make_command(), log=log if log.exists() else Path(os.devnull))
 
-    def describe(self, passages: list[str], plan: str) -> dict[str, Any]:
+    def describe(self, passages: list[str], plans: list[str]) -> dict[str, Any]:
         """Return the facts of this node's engine, or why it refuses."""
         try:
-            return {"facts": self._runner.describe(passages, plan).to_json()}
+            return {"facts": self._runner.describe(passages, plans).to_json()}
         except StrataError as error:
             return {"refused": f"{error} (on {socket.gethostname()})"}
 

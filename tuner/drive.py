@@ -78,6 +78,7 @@ def run_plan(
     crew: Crew,
     resume: bool,
     retry: bool = False,
+    beside: Sequence[Plan] = (),
     where: str,
     log: Path,
     on_start: Callable[[Started], None],
@@ -86,9 +87,10 @@ def run_plan(
 ) -> StudyRecord:
     """Measure what `store` lacks of a plan and return the study; the pairs are stored one by one.
 
-    `retry` measures the pairs that failed again, too. `where` is the store's name for messages,
-    `log` takes what the trial processes write. Raises
-    StrataError for what cannot be run, KeyboardInterrupt passes through with every child ended.
+    `retry` measures the pairs that failed again, too. `beside` are the plans of all the studies
+    that follow each other, of which none begins where the engine refuses an arm of any. `where` is
+    the store's name for messages, `log` takes what the trial processes write. Raises StrataError
+    for what cannot be run, KeyboardInterrupt passes through with every child ended.
     """
     with ExitStack() as stack:
         workers = _workers(crew, plan, device=device, log=log, stack=stack)
@@ -97,7 +99,7 @@ def run_plan(
                 workers,
                 passages=plan.passage_names(),
                 timeout_s=plan.measure.timeout_s,
-                plan=plan.canonical(),
+                plans=[one.canonical() for one in beside or (plan,)],
             )
         )
         facts = pool.start()

@@ -40,10 +40,10 @@ class WorkerLostError(Exception):
 class Worker(Protocol):
     """Measures pairs on one machine; a lost one is started again by the next `describe`."""
 
-    def describe(self, passages: Sequence[str], plan: str = "") -> EngineFacts:
+    def describe(self, passages: Sequence[str], plans: Sequence[str] = ()) -> EngineFacts:
         """Start, and return the facts; raise StrataError where it cannot take part.
 
-        With a plan, as JSON, it must be one that the engine can run there, arm by arm.
+        Each plan, as JSON, must be one that the engine can run there, arm by arm.
         """
 
     def run_pair(
@@ -114,10 +114,10 @@ class Pool:
         *,
         passages: Sequence[str],
         timeout_s: float,
-        plan: str = "",
+        plans: Sequence[str] = (),
     ) -> None:
         self._passages = tuple(passages)
-        self._plan = plan
+        self._plans = tuple(plans)
         self._timeout_s = timeout_s
         self._slots = [_Slot(number, worker) for number, worker in enumerate(workers)]
         self._events: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
@@ -244,7 +244,7 @@ class Pool:
     def _serve(self, slot: _Slot) -> None:
         """Start a worker and run what it is given; the whole life of its thread."""
         try:
-            facts = slot.worker.describe(self._passages, self._plan)
+            facts = slot.worker.describe(self._passages, self._plans)
             self._events.put(Ready(slot=slot.number, facts=facts))
             while (pair := slot.pairs.get()) is not None:
                 try:
@@ -253,7 +253,7 @@ class Pool:
                     self._events.put(Lost(slot=slot.number, pair=pair, reason=str(error)))
                     if self._stopping:
                         return
-                    facts = slot.worker.describe(self._passages, self._plan)
+                    facts = slot.worker.describe(self._passages, self._plans)
                     self._events.put(Ready(slot=slot.number, facts=facts))
                     continue
                 self._events.put(Done(slot=slot.number, pair=pair, records=records))

@@ -27,14 +27,12 @@ def rehearse(model: LanguageModel, plan: Plan, facts: EngineFacts) -> None:
     )
     for side, ring in _sides(grid):
         try:
-            _refuse(model, side, ring)
+            _refuse(model, side, ring, _default_words(plan, grid, ring))
         except BudgetError:
             continue
         except StrataError as error:
-            named = f"ring {ring}" + _default_words(plan, grid, ring)
-            raise UsageError(
-                f"plan {plan.name}, tier {side.tier_cells}, drafter {side.mode}, {named}: {error}"
-            ) from None
+            place = f"tier {side.tier_cells}, drafter {side.mode}, ring {ring}"
+            raise UsageError(f"plan {plan.name}, {place}: {error}") from None
 
 
 def _sides(grid: ArmGrid) -> dict[tuple[PairSpec, int], None]:
@@ -48,7 +46,7 @@ def _sides(grid: ArmGrid) -> dict[tuple[PairSpec, int], None]:
     return found
 
 
-def _refuse(model: LanguageModel, side: PairSpec, ring_cells: int) -> None:
+def _refuse(model: LanguageModel, side: PairSpec, ring_cells: int, hint: str) -> None:
     """Raise StrataError where a session refuses its switches or takes another ring."""
     config = session_config(side, ring_cells)
     drafts = resolve_drafts(model, config)
@@ -59,11 +57,11 @@ def _refuse(model: LanguageModel, side: PairSpec, ring_cells: int) -> None:
     if decision.ring_cells != ring_cells:
         whole_pages = f"a ring is whole pages of {side.page_cells} cells"
         reason = whole_pages if ring_cells % side.page_cells else "; ".join(warnings)
-        raise StrataError(f"a session takes {decision.ring_cells} cells there ({reason})")
+        raise StrataError(f"a session takes {decision.ring_cells} cells there ({reason}){hint}")
 
 
 def _default_words(plan: Plan, grid: ArmGrid, ring_cells: int) -> str:
     """Return what to do about the device's default ring, where that is at fault."""
     if plan.grid.default_ring != "auto" or ring_cells != grid.default_ring_cells:
         return ""
-    return " (the device's default; grid.default_ring names another)"
+    return "; it is the device's default, and grid.default_ring names another"

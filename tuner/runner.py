@@ -64,15 +64,15 @@ class ProcessRunner:
         self._stopped = False
         self._starting = threading.Lock()
 
-    def describe(self, passages: Sequence[str], plan: str = "") -> EngineFacts:
+    def describe(self, passages: Sequence[str], plans: Sequence[str] = ()) -> EngineFacts:
         """Return the facts of the engine over `passages`; raise StrataError where it refuses.
 
-        With a plan, as JSON, the engine is asked for every arm of it.
+        The engine is asked for every arm of each plan, given as JSON.
         What a signal ends is started again, START_TRIES times in all.
         """
         for left in reversed(range(START_TRIES)):
             try:
-                facts, status = self._describe(passages, plan)
+                facts, status = self._describe(passages, plans)
             except ServerLostError as error:
                 was_killed = self._was_killed()
                 self._end()
@@ -85,10 +85,12 @@ class ProcessRunner:
                 break
         raise StrataError(f"the trial process failed at its start; its words are in {self._log}")
 
-    def _describe(self, passages: Sequence[str], plan: str) -> tuple[EngineFacts | None, int]:
+    def _describe(
+        self, passages: Sequence[str], plans: Sequence[str]
+    ) -> tuple[EngineFacts | None, int]:
         """Return the facts, None without, and how the process that was to find them ended."""
         facts = None
-        self._send({"op": "describe", "passages": list(passages), "plan": plan})
+        self._send({"op": "describe", "passages": list(passages), "plans": list(plans)})
         while (event := self._receive(START_TIMEOUT_S))["event"] != "end":
             if event["event"] == "refused":
                 raise UsageError(event["message"])

@@ -59,8 +59,8 @@ class StrataEngine:
         if self._device == "cpu" or (self._device == "auto" and not torch.cuda.is_available()):
             self._load()
 
-    def describe(self, passages: list[str], plan: str) -> EngineFacts:
-        """Return the facts of a study over these passages, and hold a plan against the engine."""
+    def describe(self, passages: list[str], plans: list[str]) -> EngineFacts:
+        """Return the facts of a study over these passages, and hold plans against the engine."""
         model = self._in_fork()
         from strata.device import device_name
         from strata.tuner.rehearsal import rehearse
@@ -78,7 +78,7 @@ class StrataEngine:
             worker=environment.machine_id(),
             environment=environment.host_facts() | _torch_facts(model),
         )
-        if plan:
+        for plan in plans:
             rehearse(model, plan_from_json(plan), facts)
         return facts
 

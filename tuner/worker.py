@@ -7,7 +7,7 @@ Each pair runs in a fork of its own, so that a crash ends that pair only; with i
 one fork runs pair after pair until a pair ends it, which spares a GPU the loading of the model. All
 of them die with the driver: by a signal of the system where it has one, else at the end of stdin.
 
-In:   {"op": "describe", "passages": [...], "plan": ""}
+In:   {"op": "describe", "passages": [...], "plans": [...]}
       {"op": "pair", "spec": {...}, "timeout_s": 60}
 Out:  {"event": "facts" | "side" | "run" | "wrong" | "failed" | "blamed" | "refused" | "end", ...}
 """
@@ -57,10 +57,10 @@ class Engine(Protocol):
     def prepare(self) -> None:
         """Do once, before any fork, what all forks can share."""
 
-    def describe(self, passages: list[str], plan: str) -> EngineFacts:
+    def describe(self, passages: list[str], plans: list[str]) -> EngineFacts:
         """Return the facts of a study over these passages; runs in a fork.
 
-        Raises StrataError for a plan (JSON, or nothing) with an arm that no session can have.
+        Raises StrataError for a plan, as JSON, with an arm that no session can have.
         """
 
     def conditions(self) -> dict[str, Any]:
@@ -223,7 +223,7 @@ def _wait(child: _Child, timeout_s: float | None) -> tuple[int | None, bool]:
 
 def _describe(engine: Engine, request: dict[str, Any], emit: Emit) -> None:
     try:
-        facts = engine.describe(request["passages"], request["plan"])
+        facts = engine.describe(request["passages"], request["plans"])
         emit({"event": "facts", "facts": facts.to_json()})
     except StrataError as error:
         emit({"event": "refused", "message": str(error)})

@@ -118,7 +118,7 @@ def sweep(
         for one in plans:
             study = _run(
                 one, store, device=device, crew=crew, resume=resume, retry=retry is not None,
-                where=str(path), out=out, onward="go on with --resume",
+                beside=plans, where=str(path), out=out, onward="go on with --resume",
             )  # fmt: skip
             outcomes = count_outcomes(store.trials(study.study))
             if outcomes.measured:
@@ -157,7 +157,7 @@ def run_trials(
         with JsonlStore(own) as store:
             study = _run(
                 one, store, device=device, crew=crew, resume=True, retry=retry is not None,
-                where=str(own), out=own.parent, onward="the same command goes on",
+                beside=plans, where=str(own), out=own.parent, onward="the same command goes on",
             )  # fmt: skip
             outcomes = count_outcomes(store.trials(study.study))
         if outcomes.measured:
@@ -208,6 +208,7 @@ def _run(
     crew: Crew,
     resume: bool,
     retry: bool,
+    beside: Sequence[Plan],
     where: str,
     out: Path,
     onward: str,
@@ -227,6 +228,7 @@ def _run(
                     crew=crew,
                     resume=resume,
                     retry=retry,
+                    beside=beside,
                     where=where,
                     log=out / "trials.log",
                     on_start=bar.start,

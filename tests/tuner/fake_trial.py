@@ -40,7 +40,7 @@ class FakeEngine:
     def prepare(self) -> None:
         self._note()
 
-    def describe(self, passages: list[str], plan: str) -> EngineFacts:
+    def describe(self, passages: list[str], plans: list[str]) -> EngineFacts:
         return FACTS
 
     def conditions(self) -> dict[str, object]:

@@ -35,7 +35,7 @@ class ScriptedRunner:
             return make_records(spec, kind=kind, rounds_per_s=None)
         return make_records(spec, gain=1 + spec.arm_ring_cells / 1000)
 
-    def describe(self, passages: Sequence[str], plan: str = "") -> EngineFacts:
+    def describe(self, passages: Sequence[str], plans: Sequence[str] = ()) -> EngineFacts:
         return FACTS
 
     def stop(self) -> None:

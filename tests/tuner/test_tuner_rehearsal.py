@@ -50,10 +50,10 @@ def ask(model: LanguageModel, plan: Plan) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ('select = "2K"', r"tier 2048, drafter off, ring 1024 \(the device's default; "
-         r"grid.default_ring names another\): a session takes 2080 cells .*minimum ring"),
-        ('select = "depth/2"', "tier 2048, .* ring 1024 .* takes 1072 cells"),
-        ("page = 7", "tier 512, .* ring 1024 .* takes 1022 cells there .*whole pages of 7 cells"),
+        ('select = "2K"', "tier 2048, drafter off, ring 1024: a session takes 2080 cells .*minimum "
+         "ring.*; it is the device's default, and grid.default_ring names another"),
+        ('select = "depth/2"', "tier 2048, .* ring 1024: .* takes 1072 cells"),
+        ("page = 7", "tier 512, .* ring 1024: .* takes 1022 cells there .*whole pages of 7 cells"),
         ("page = 2048", "--kv-page: 2048 is outside 1 to 1024"),
         ("context = 6000", "more than the model's 4096 positions"),
         ('context = "shared"', "more than the model's 4096 positions"),
@@ -128,6 +128,12 @@ def test_at_the_command_it_is_one_sentence_and_nothing_is_measured(tmp_path: Pat
     assert errors.startswith("error: plan p, tier 512, drafter off, ring 1024")
     assert errors.count("\n") == 1
     assert not lines.exists(), "what nothing came of is not left behind"
+    plan.write_text(LONG.partition("[session]")[0] + "[axes]\ncontext = ['own', '1M']\n")
+    code, errors = command("run-trials", plan, "--jsonl", lines, "--model", TINY)
+    assert code == 2
+    place = "plan p.context-1024K, tier 512, drafter off, ring 1024: --max-context"
+    assert place in errors, "the second study is asked for with the first"
+    assert not list(tmp_path.glob("*.jsonl"))
 
 
 @pytest.mark.parametrize(

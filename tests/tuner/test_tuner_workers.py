@@ -45,7 +45,7 @@ class Hands:
     limit: int = 10
     together: threading.Barrier | None = None
 
-    def describe(self, passages: Sequence[str], plan: str = "") -> EngineFacts:
+    def describe(self, passages: Sequence[str], plans: Sequence[str] = ()) -> EngineFacts:
         self.starts += 1
         if self.starts > self.limit:
             raise StrataError("the node is gone")
