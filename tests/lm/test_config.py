@@ -60,7 +60,7 @@ def test_whatever_a_key_says_the_answer_is_a_configuration_or_one_sentence(
     folder = Folder(tmp_path_factory.mktemp("any") / "model")
     whole = (folder.path / "config.json").read_text()
 
-    @settings(max_examples=150)
+    @settings(max_examples=80)
     @given(changes=st.dictionaries(st.sampled_from(sorted(WRONG)), ANY, min_size=1, max_size=3))
     def holds(changes: dict[str, Any]) -> None:
         (folder.path / "config.json").write_text(whole)

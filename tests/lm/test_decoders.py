@@ -97,7 +97,7 @@ def test_pieces_are_what_all_ids_decode_to(name: str) -> None:
     decoder = decoders.Sequence([PARTS[part] for part in chain]) if chain else PARTS.get(name)
     tokenizer = tokenizer_of(decoder)
 
-    @settings(max_examples=70, database=None)
+    @settings(max_examples=50, database=None)
     @given(ids=st.lists(IDS, max_size=30), sizes=SIZES)
     def holds(ids: list[int], sizes: list[int]) -> None:
         check(tokenizer, ids, sizes)
@@ -105,7 +105,7 @@ def test_pieces_are_what_all_ids_decode_to(name: str) -> None:
     holds()
 
 
-@settings(max_examples=200)
+@settings(max_examples=150)
 @given(
     names=st.lists(st.sampled_from([*PARTS]), max_size=4),
     nested=st.booleans(),
@@ -171,7 +171,7 @@ def trained(request: pytest.FixtureRequest) -> Tokenizer:
     return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(raw)), ())
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(text=st.text(st.characters(codec="utf-8") | st.sampled_from("aü😀€ \n▁."), max_size=30))
 @example(text="😀😀")
 @example(text=" two  spaces é😀 end ")

@@ -37,7 +37,7 @@ def test_text_arrives_whole(tiny: LanguageModel, text: str, sizes: list[int]) ->
     assert shown == text == tiny.tokenizer.decode(ids)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_any_ids_stream_to_what_they_decode_to(tiny: LanguageModel, ids_within, data) -> None:
     """Also special tokens, halves of characters and bytes that belong to none."""
