@@ -48,6 +48,6 @@ def refuse_partial(store: TrialStore, study: StudyRecord) -> None:
     """Raise StoreError where pairs of the plan are still to be measured."""
     if so_far := samples_of_study(store, study).so_far:
         raise StoreError(
-            f"study {study.study} ({study.name}) is {so_far}; go on with strata tune --resume, or "
-            "judge what there is with --partial"
+            f"study {study.study} ({study.name}) is {so_far}; `strata tune PLAN --resume` measures "
+            "the rest; --partial judges what there is"
         )

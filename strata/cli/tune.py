@@ -286,7 +286,7 @@ def _finish(store: TrialStore, study: StudyRecord, out: Path) -> None:
     say(f"study   {study.study} ({study.name})")
     if summary["so_far"]:
         say(f"report  {folder / REPORT_NAME}")
-        say("no table: go on with --resume, or strata policy export --partial")
+        say("no table: strata tune PLAN --resume measures the rest; strata policy export --partial")
         return
     say(f"table   {folder / TABLE_NAME}")
     say(f"report  {folder / REPORT_NAME}")

@@ -15,6 +15,7 @@ from tuner_samples import SMALL_PLAN, make_records
 from typer.testing import CliRunner, Result
 
 from strata.cli.tune import app
+from strata.cli.tune_view import SweepBar
 from strata.tuner import drive
 from strata.tuner.arms import ArmGrid
 from strata.tuner.plan import parse_plan
@@ -148,3 +149,30 @@ def test_a_sweep_that_measured_nothing_ends_with_2(tmp_path: Path) -> None:
                     search=BOTH)  # fmt: skip
     assert again.exit_code == 2
     assert lines.read_text().count('"record":"strata.trial/') == 16
+
+
+@pytest.mark.usefixtures("fake_engine")
+@pytest.mark.parametrize(
+    ("words", "onward"),
+    [(["sweep"], "go on with --resume"), (["run-trials"], "the same command goes on")],
+)
+def test_who_is_interrupted_is_told_how_to_go_on(
+    words: list[str], onward: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`run-trials` has no --resume, so it names none."""
+
+    def interrupt(bar: SweepBar, progress: object) -> None:
+        raise KeyboardInterrupt
+
+    lines = ["--jsonl", str(tmp_path / "t.jsonl")] if words == ["run-trials"] else []
+    with monkeypatch.context() as patched:
+        patched.setattr(SweepBar, "advance", interrupt)
+        stopped = command(tmp_path, *words, *lines)
+    assert stopped.exit_code == 130
+    assert stopped.stderr.splitlines()[-1].endswith(onward)
+    if words == ["sweep"]:
+        refused = command(tmp_path, "sweep")
+        assert refused.exit_code == 2
+        assert "has 1 of 2 pairs" in refused.stderr
+        words = ["sweep", "--resume"]
+    assert command(tmp_path, *words, *lines).exit_code == 0

@@ -210,7 +210,7 @@ def _of_study(study: StudyRecord, rows: list[Row], passages_hash: PassagesHash) 
     due = set() if roster is None else _due(study)
     if missing := len(due - sound):
         words = f"{len(due) - missing} of {len(due)} planned trials are stored and sound; "
-        findings.append(_note(study, words + "go on with --resume"))
+        findings.append(_note(study, words + "`strata tune PLAN --resume` measures the rest"))
     failed = Counter(str(row["kind"]) for row in rows if row["kind"] != "ok")
     if failed:
         listed = ", ".join(f"{count} {kind}" for kind, count in sorted(failed.items()))
@@ -227,7 +227,7 @@ def _hashes(study: StudyRecord, passages_hash: PassagesHash) -> list[Finding]:
     if here is None:
         findings.append(_note(study, "its passages were not hashed: its model is not here"))
     elif here != study.passages_sha256:
-        words = "its passages differ from those of this strata, so --resume starts another study"
+        words = "its passages differ from those of this strata, so a sweep here is another study"
         findings.append(_note(study, words))
     return findings
 
