@@ -33,6 +33,27 @@ def mean_bounds(sample: Sample, level: float) -> tuple[float, float]:
     return mean - reach, mean + reach
 
 
+def share_bounds(shares: Sample, tries: float, level: float) -> tuple[float, float]:
+    """Return the one-sided bounds of a mean of shares by cluster, each missed at rate `level`.
+
+    Wilson's score interval with the clusters' own spread in place of the binomial one: an effective
+    number of tries, p (1 - p) over the variance of the mean, and Student's quantile on the clusters
+    (Korn and Graubard, Survey Methodology, 1998; Dean and Pagano, Journal of Survey Statistics and
+    Methodology, 2015). It never leaves 0..1. Clusters that agree better than independent tries
+    would are taken for such: `tries` is the most that the effective number can be. One cluster
+    says nothing of others.
+    """
+    if len(shares) < 2:
+        return 0.0, 1.0
+    mean, error = _mean_and_error(shares)
+    binomial = max(0.0, mean * (1 - mean))
+    effective = min(tries, binomial / error**2) if error else tries
+    square = float(stats.t.isf(level, len(shares) - 1)) ** 2 / max(effective, 1.0)
+    centre, half = mean + square / 2, np.sqrt(square * binomial + square**2 / 4)
+    low, high = (centre - half) / (1 + square), (centre + half) / (1 + square)
+    return float(np.clip(low, 0.0, mean)), float(np.clip(high, mean, 1.0))
+
+
 def holm_steps(p_values: Sequence[float], alpha: float) -> tuple[list[float], list[bool]]:
     """Return for each test the level of its Holm step and whether it is rejected.
 

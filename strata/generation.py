@@ -44,18 +44,25 @@ class Generation:
     """Rounds whose draft at position j was accepted."""
     drafted: list[int] = field(default_factory=list)
     """Rounds that had a draft at position j."""
+    tried: list[int] = field(default_factory=list)
+    """Rounds whose draft at position j was verified and all before it accepted."""
     kv: Counters = field(default_factory=Counters)
     experts: Counters = field(default_factory=Counters)
 
-    def note_round(self, drafted: int, accepted: int) -> None:
-        """Count one round and its drafts by position."""
+    def note_round(self, drafted: int, accepted: int, kept: int) -> None:
+        """Count one round and its drafts by position; `kept` of its accepted + 1 tokens count.
+
+        A draft behind the token that ends the text is none of the text's.
+        """
         self.rounds += 1
-        while len(self.drafted) < drafted:
-            self.drafted.append(0)
-            self.accepted.append(0)
+        if kept <= accepted:
+            drafted = accepted = kept
+        for counts in (self.drafted, self.accepted, self.tried):
+            counts.extend([0] * (drafted - len(counts)))
         for j in range(drafted):
             self.drafted[j] += 1
             self.accepted[j] += j < accepted
+            self.tried[j] += j <= accepted
 
     def whole(self) -> Generation:
         """Return itself; raise KeyboardInterrupt where Ctrl-C ended it: half a run is no figure."""

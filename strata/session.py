@@ -170,8 +170,11 @@ class Session:
             collector.catch_up()  # while a GPU is at the rounds
             done = engine.collect()
             count.learn(done.drafted, done.accepted)
-            out.note_round(done.drafted, done.accepted)
-            going = collector.take(done.tokens)
+            before = len(out.tokens)
+            try:
+                going = collector.take(done.tokens)
+            finally:  # Ctrl-C between its texts keeps what was shown
+                out.note_round(done.drafted, done.accepted, len(out.tokens) - before)
             drafts = count.next()
 
     def _check_room(self, cells: int, what: str) -> None:

@@ -64,7 +64,7 @@ def read_prompts(places: Sequence[Path]) -> list[tuple[str, str]]:
     found = []
     for file in files:
         try:
-            text = file.read_text(encoding="utf-8")
+            text = file.read_bytes().decode("utf-8")  # as it is: read_text makes CRLF into LF
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
             raise UsageError(f"prompt {file} cannot be read: {reason}") from None
@@ -116,14 +116,12 @@ def count_drafts(
         if done.rounds < FEWEST_ROUNDS:
             on_skip(f"{name}: left out, the model ended after {done.rounds} rounds")
             continue
-        before = [done.rounds, *done.accepted]
-        tries = [min(pair) for pair in zip(done.drafted, before, strict=False)]
         yield PromptCount(
             name=name,
             depth_cells=len(ids),
             rounds=done.rounds,
             tokens=len(done.tokens),
-            tries=tries,
+            tries=list(done.tried),
             hits=list(done.accepted),
         )
 
@@ -141,8 +139,11 @@ def by_depth(counts: Sequence[PromptCount], tiers: Sequence[int] = ()) -> list[D
         for place in range(max(len(one.tries) for one in mine)):
             tried = [one for one in mine if len(one.tries) > place and one.tries[place]]
             if tried:
-                rates.append(Estimate.of(one.hits[place] / one.tries[place] for one in tried))
-        accepted = Estimate.of(one.accepted for one in mine)
+                shares = [one.hits[place] / one.tries[place] for one in tried]
+                rates.append(Estimate.of_counts(shares, sum(one.tries[place] for one in tried)))
+        most = max(len(one.tries) for one in mine)
+        rounds = sum(one.rounds for one in mine)
+        accepted = Estimate.of_counts((one.accepted for one in mine), rounds, max(1, most))
         found.append(DepthRates(upper_cells=upper, rates=rates, accepted=accepted))
     return found
 

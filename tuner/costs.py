@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from strata.errors import StoreError
-from strata.models.inference import mean_bounds
+from strata.models.inference import mean_bounds, share_bounds
 from strata.tuner.arms import DECODE, ORDER
 from strata.tuner.record import TrialRecord
 from strata.tuner.store import TrialStore
@@ -41,6 +41,22 @@ class Estimate:
         lower, upper = mean_bounds(sample, (1 - confidence) / 2)
         return cls(
             mean=float(sample.mean()), lower=float(lower), upper=float(upper), passages=len(sample)
+        )
+
+    @classmethod
+    def of_counts(
+        cls, values: Iterable[float], tries: float, most: int = 1, confidence: float = CONFIDENCE
+    ) -> Estimate:
+        """Return the mean over passages of figures in 0..`most`, and an interval that stays there.
+
+        `tries` is on how many events all of them rest (`share_bounds`).
+        """
+        sample = np.array(list(values), dtype=float)
+        if len(sample) < 2:
+            return cls.of(sample, confidence)
+        lower, upper = share_bounds(sample / most, tries, (1 - confidence) / 2)
+        return cls(
+            mean=float(sample.mean()), lower=lower * most, upper=upper * most, passages=len(sample)
         )
 
     def map(self, rising: Callable[[float], float]) -> Estimate:
@@ -108,7 +124,9 @@ def draft_prices(store: TrialStore, study: StudyRecord) -> list[DraftPrice]:
                 plain_round_s=float(np.mean([plain for plain, _ in sides])),
                 drafting_round_s=float(np.mean([drafting for _, drafting in sides])),
                 break_even=Estimate.of(ratios).map(math.expm1),
-                accepted=Estimate.of(by_passage.values()) if by_passage else None,
+                accepted=Estimate.of_counts(by_passage.values(), math.inf, drafting_run.spec)
+                if by_passage
+                else None,
             )
         )
     if not prices:

@@ -12,7 +12,7 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,7 @@ def _arms(store: TrialStore, study: StudyRecord) -> list[FrozenTrial]:
         mine = [run for run in of_pairs(records, pairs) if run.purpose == DECODE]
         if mine:
             found.append(_trial(arm, mine, mean_gain(mine, pairs), space))
-    return sorted(found, key=lambda trial: trial.datetime_start or datetime.min)
+    return sorted(found, key=lambda trial: trial.datetime_start or datetime.min.replace(tzinfo=UTC))
 
 
 def _trial(
@@ -104,9 +104,8 @@ def _trial(
         user_attrs=_attributes(runs),
     )
     times = sorted(datetime.fromisoformat(run.started_at) for run in runs)
-    # Optuna's times carry no zone; the dashboard shows them as they are.
-    trial.datetime_start = times[0].replace(tzinfo=None)
-    trial.datetime_complete = times[-1].replace(tzinfo=None)
+    # Optuna keeps UTC and takes a time without a zone for local time (since 5.0).
+    trial.datetime_start, trial.datetime_complete = times[0], times[-1]
     return trial
 
 

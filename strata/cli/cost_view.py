@@ -72,7 +72,7 @@ def rates_table(found: Sequence[DepthRates]) -> Table:
         "prompts up to", "prompts", *(f"draft {place + 1}" for place in range(places)),
         "accepted a round",
         title="acceptance: the share of drafts accepted where those before them were "
-        "(95 % t interval over prompts)",
+        "(95 %, Wilson's interval widened by the spread between prompts)",
         title_justify="left", box=SIMPLE_HEAD,
     )  # fmt: skip
     for one in found:

@@ -12,6 +12,7 @@ from strata.cli.console import fail_cleanly, needs_extra, note, say, show_table
 from strata.cli.output_file import check_output_file
 from strata.cli.policy_view import checked_table, diff_entries, diff_facts
 from strata.cli.tune_options import DeviceOption
+from strata.config import MAX_DRAFTS, Selection
 from strata.errors import EXIT_WRONG_RESULT, TableError, UsageError
 from strata.policy import load_table, save_table
 from strata.policy.diff import diff_tables
@@ -167,8 +168,14 @@ def _typed(field: str, text: str) -> str | int | None:
         return None if text == "unset" else parse_bytes(text, name="--value")
     if field in NUMBERS and text not in ("auto", "own"):
         return NUMBERS[field](text, name="--value")
+    if field == "select":
+        return str(Selection.parse(text))
     if field == "spec" and text != "auto":
-        if not text.isdigit():
-            raise UsageError(f"--value: {text!r} is no number of drafts")
-        return int(text)
+        return _drafts(text)
     return text
+
+
+def _drafts(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 4 and int(text) <= MAX_DRAFTS):
+        raise UsageError(f"--value: {text!r} is no number of drafts from 0 to {MAX_DRAFTS}")
+    return int(text)

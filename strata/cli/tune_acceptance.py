@@ -10,6 +10,7 @@ import typer
 
 from strata.cli.console import fail_cleanly, needs_extra, note, say, show_table
 from strata.cli.json_file import check_json_target, write_json
+from strata.cli.output_file import check_output_file
 from strata.cli.tune_options import DATABASE_NAME, DEFAULT_OUT, DatabaseOption, DeviceOption
 from strata.config import DEFAULT_MAX_NEW, MAX_DRAFTS
 from strata.errors import UsageError
@@ -71,6 +72,8 @@ def acceptance(
         from strata.tuner.environment import engine_version
         from strata.tuner.store import open_database
         from strata.tuner.workload import Conditions, Workload
+    if workload is not None:
+        _check_workload(workload, db)
     texts = measuring.read_prompts(prompts)
     how = Conditions(drafts=spec or 1, temperature=temperature, max_new=max_new)
     record, prices, tiers = None, [], tuple[int, ...]()
@@ -116,6 +119,17 @@ def acceptance(
         note(f"kept as workload {workload} in {db}; strata tune costs STUDY --workload {workload}")
     if json_file is not None:
         write_json(json_file, made.to_json())
+
+
+def _check_workload(name: str, db: Path) -> None:
+    """Raise now where the counts could not be kept under a name when the work is over."""
+    from strata.tuner.store import open_database
+
+    if not db.exists():
+        check_output_file(db, "--db")
+        return
+    with open_database(db) as store:
+        store.refuse_known_workload(name)
 
 
 def _model_of(record: StudyRecord | None) -> Path | None:

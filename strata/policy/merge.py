@@ -16,11 +16,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from strata.errors import TableError
-from strata.policy.table import Declaration, Entry, PolicyTable
+from strata.policy.table import Declaration, Entry, PolicyTable, decision_key
 from strata.policy.table_document import (
     DECLARABLE,
     PROVENANCE_HASHES,
     PROVENANCE_INSTANTS,
+    check_condition,
     to_document,
 )
 from strata.policy.tiers import make_tiers
@@ -81,8 +82,10 @@ def merge_tables(tables: Sequence[NamedTable], *, newest: bool = False) -> Polic
 def declare(table: PolicyTable, *, field: str, value: str | int | None, reason: str) -> PolicyTable:
     """Return the table with one more written permission: obey it where `field` is `value`.
 
-    Raises TableError where the table is measured under that value, or says so already.
+    Raises TableError where no session could have that value, where the table is measured under it,
+    or says so already.
     """
+    check_condition(field, value)
     if _condition(table, field) == value:
         raise TableError(f"the table was measured with {field} {value}; nothing is to be declared")
     if any((one.field, one.value) == (field, value) for one in table.declarations):
@@ -137,7 +140,10 @@ def _choose(
 def _provenance(
     tables: Sequence[NamedTable], chosen: dict[tuple[int, str], tuple[Entry, NamedTable]]
 ) -> dict[str, Any]:
-    """Return where a joined table comes from: facts that all share, and who gave which entry."""
+    """Return where a joined table comes from: facts that all share, who gave which entry, and why.
+
+    The reason of an entry comes from the table that gave it.
+    """
     every = [one.table.provenance for one in tables]
     facts: dict[str, Any] = {"study": "+".join(str(one.get("study")) for one in every)}
     for name in PROVENANCE_HASHES:
@@ -153,6 +159,12 @@ def _provenance(
         )
     for number, one in enumerate(tables, start=1):
         places = [f"{tier}/{mode}" for (tier, mode), (_, who) in chosen.items() if who is one]
+        told = {decision_key(*place): who for place, (_, who) in chosen.items()}
+        facts |= {
+            key: one.table.provenance[key]
+            for key, who in told.items()
+            if who is one and key in one.table.provenance
+        }
         facts[f"merged_{number}"] = f"{one.sha256}: {' '.join(places) or 'nothing'}"
     return facts
 

@@ -17,6 +17,7 @@ from strata.errors import TableError
 T = TypeVar("T")
 
 _MOST = 1e300
+_MOST_WHOLE = 1 << 53
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|\+00:00)", re.ASCII)
 
 
@@ -56,10 +57,12 @@ class ObjectReader:
         return value
 
     def integer(self, name: str, *, at_least: int) -> int:
-        """Return a whole number of at least `at_least`."""
+        """Return a whole number of at least `at_least`, and not past any machine's."""
         value = self.take(name)
         if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
             raise self.refuse(name, f"a whole number of at least {at_least}", value)
+        if value > _MOST_WHOLE:
+            raise self.refuse(name, f"at most {_MOST_WHOLE}", value)
         return value
 
     def number(self, name: str, *, above: float = -math.inf, below: float = math.inf) -> float:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
+from datetime import datetime
 from typing import Any, cast, get_args
 
 from strata.errors import TableError
@@ -137,21 +139,35 @@ def _entry_document(entry: Entry) -> dict[str, Any]:
     }
 
 
+_RULES: dict[str, Callable[[ObjectReader], Any]] = {
+    "engine": lambda item: item.matching(
+        "engine", r"[^+\s]+", "a release, without a + and a label"
+    ),
+    "device": lambda item: item.text("device"),
+    "model_hash": lambda item: item.text("model_hash"),
+    "kv_dtype": lambda item: item.one_of("kv_dtype", KV_DTYPES),
+    "page_cells": lambda item: item.integer("page_cells", at_least=1),
+    "select": lambda item: item.matching(
+        "select", SELECT_PATTERN, "0, a number of cells or depth/N"
+    ),
+    "spec": lambda item: item.word_or_integer("spec", "auto", at_least=0),
+    "mtp_window": lambda item: item.word_or_integer("mtp_window", "auto", at_least=0),
+    "victims": lambda item: item.one_of("victims", VICTIMS),
+    "vram_budget_bytes": lambda item: item.optional(
+        "vram_budget_bytes", lambda name: item.integer(name, at_least=1)
+    ),
+    "context": lambda item: item.word_or_integer("context", "own", at_least=1),
+}
+"""What each of DECLARABLE may be."""
+
+
+def check_condition(name: str, value: object) -> None:
+    """Raise TableError where `value` is none that a session could have of one of DECLARABLE."""
+    _RULES[name](ObjectReader({name: value}, ""))
+
+
 def _read_fingerprint(reader: ObjectReader) -> Fingerprint:
-    fingerprint = Fingerprint(
-        device=reader.text("device"),
-        model_hash=reader.text("model_hash"),
-        kv_dtype=reader.one_of("kv_dtype", KV_DTYPES),
-        page_cells=reader.integer("page_cells", at_least=1),
-        select=reader.matching("select", SELECT_PATTERN, "0, a number of cells or depth/N"),
-        spec=reader.word_or_integer("spec", "auto", at_least=0),
-        mtp_window=reader.word_or_integer("mtp_window", "auto", at_least=0),
-        victims=reader.one_of("victims", VICTIMS),
-        vram_budget_bytes=reader.optional(
-            "vram_budget_bytes", lambda name: reader.integer(name, at_least=1)
-        ),
-        context=reader.word_or_integer("context", "own", at_least=1),
-    )
+    fingerprint = Fingerprint(**{name: _RULES[name](reader) for name in FIELDS})
     reader.close()
     return fingerprint
 
@@ -167,9 +183,17 @@ def _read_provenance(reader: ObjectReader) -> dict[str, Any]:
     reader.text("study")
     for name in PROVENANCE_HASHES:
         reader.optional(name, reader.text)
-    for name in PROVENANCE_INSTANTS:
-        reader.optional(name, reader.instant)
+    first, last = (reader.optional(name, reader.instant) for name in PROVENANCE_INSTANTS)
+    if first and last and _moment(last) < _moment(first):
+        raise reader.refuse("measured_to", f"no earlier than measured_from, {first}", last)
     return reader.scalars()
+
+
+def _moment(instant: str) -> datetime:
+    try:
+        return datetime.fromisoformat(instant)
+    except ValueError as error:
+        raise TableError(f"{instant} is no instant: {error}") from None
 
 
 def _read_tiers(reader: ObjectReader) -> tuple[Tier, ...]:
@@ -219,8 +243,24 @@ def _read_entries(
             )
         if entry.verdict == "better" and (entry.gain is None or entry.gain.lower_ratio <= 0):
             raise item.refuse("lower", "above 0 where the verdict is 'better'", entry.lower_ratio)
+        _check_figures(item, entry)
         entries[entry.tier_cells, entry.mode] = entry
     return tuple(entries.values())
+
+
+def _check_figures(item: ObjectReader, entry: Entry) -> None:
+    """Raise TableError where an entry's figures contradict each other."""
+    lower, effect, upper = entry.lower_ratio, entry.effect_ratio, entry.upper_ratio
+    if lower is not None and upper is not None and lower > upper:
+        raise item.refuse("lower", f"no more than upper, {upper}", lower)
+    if effect is None and (lower is not None or upper is not None):
+        raise item.refuse("effect", "a number where it has a bound", effect)
+    if effect is not None and lower is not None and effect < lower:
+        raise item.refuse("effect", f"no less than lower, {lower}", effect)
+    if effect is not None and upper is not None and effect > upper:
+        raise item.refuse("effect", f"no more than upper, {upper}", effect)
+    if entry.passages > entry.pairs:
+        raise item.refuse("passages", f"no more than its pairs, {entry.pairs}", entry.passages)
 
 
 def _read_entry(item: ObjectReader) -> Entry:
@@ -248,8 +288,10 @@ def _read_declaration(item: ObjectReader) -> Declaration:
     value = item.take("value")
     if isinstance(value, bool) or not isinstance(value, str | int | None):
         raise item.refuse("value", "a string, a whole number or null", value)
+    field = item.one_of("field", DECLARABLE)
+    _RULES[field](ObjectReader({field: value}, item.path("value")))
     declaration = Declaration(
-        field=item.one_of("field", DECLARABLE),
+        field=field,
         value=value,
         reason=item.text("reason"),
         declared=item.instant("declared"),

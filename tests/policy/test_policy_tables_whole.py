@@ -15,6 +15,7 @@ from strata.errors import TableError
 from strata.policy import choose_ring, load_table, make_tiers, save_table
 from strata.policy.diff import diff_tables
 from strata.policy.merge import NamedTable, declare, merge_tables
+from strata.policy.table import decision_key
 from strata.policy.table_file import dump_table
 
 LATER = PROVENANCE | {"study": "later", "measured_to": "2026-02-01T00:00:00Z"}
@@ -215,3 +216,78 @@ def test_a_predicted_entry_is_marked_and_without_evidence_not_obeyed():
     unsure = make_entry(131_072, "on", **(KEPT | {"verdict": "no evidence"}), predicted=True)
     decision = choose_ring(dataclasses.replace(request, table=make_table(entries=(unsure,))))
     assert (decision.ring_cells, decision.gain) == (32_768, None)
+
+
+def test_a_joined_table_keeps_each_entry_s_reason():
+    why = {decision_key(131_072, "on"): "one says so", decision_key(32_768, "on"): "not mine"}
+    first = make_table(entries=make_table().entries[2:], provenance=PROVENANCE | why)
+    other = {decision_key(32_768, "on"): "the other says so", decision_key(131_072, "on"): "no"}
+    second = make_table(entries=make_table().entries[1:2], provenance=PROVENANCE | other)
+    merged = merge_tables(named(first, second))
+    told = {name: text for name, text in merged.provenance.items() if name.startswith("decision")}
+    assert told == {
+        decision_key(131_072, "on"): "one says so",
+        decision_key(32_768, "on"): "the other says so",
+    }
+    again = merge_tables(named(merged, merged))
+    assert told.items() <= again.provenance.items()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("select", "depth/0"), ("select", "-1"), ("select", "depth/x"), ("kv_dtype", "int8"),
+        ("victims", "lru"), ("page_cells", "0"), ("page_cells", "-16"), ("context", "0"),
+        ("context", "auto"), ("mtp_window", "-1"), ("mtp_window", "own"), ("spec", "99"),
+        ("spec", "\u0663"), ("spec", "-1"), ("vram_budget_bytes", "0"), ("engine", "0.1.0+cu128"),
+        ("engine", ""), ("device", ""), ("model_hash", ""),
+    ],
+)  # fmt: skip
+def test_what_no_session_has_cannot_be_declared(tmp_path, field, value):
+    path = save_table(make_table(), tmp_path / "a.json")
+    words = ["--field", field, f"--value={value}", "--reason", "r", "--out", tmp_path / "b.json"]
+    run("declare", path, *words, code=2)
+    assert not (tmp_path / "b.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "kept"),
+    [("select", "2K", "2048"), ("select", "depth/8", "depth/8"), ("context", "128K", 131_072),
+     ("mtp_window", "512", 512), ("spec", "auto", "auto"), ("vram_budget_bytes", "1GiB", 1 << 30)],
+)  # fmt: skip
+def test_a_declared_value_is_kept_as_a_session_would_say_it(tmp_path, field, value, kept):
+    path = save_table(make_table(), tmp_path / "a.json")
+    out = tmp_path / "b.json"
+    run("declare", path, "--field", field, "--value", value, "--reason", "r", "--out", out)
+    assert [(one.field, one.value) for one in load_table(out).declarations] == [(field, kept)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"lower_ratio": 0.2, "effect_ratio": 0.2, "upper_ratio": 0.1}, "lower must be no more"),
+        ({"lower_ratio": 0.2, "effect_ratio": 0.1}, "effect must be no less than lower"),
+        ({"effect_ratio": 0.3, "upper_ratio": 0.2}, "effect must be no more than upper"),
+        ({"pairs": 2, "passages": 3}, "passages must be no more than its pairs"),
+        ({"pairs": 10**20}, "pairs must be at most"),
+        ({"ring_cells": 16 * 10**30}, "ring_cells must be at most"),
+    ],
+)
+def test_an_entry_that_contradicts_itself_is_no_table(tmp_path, fields, words):
+    table = make_table(entries=(make_entry(131_072, "on", **fields),))
+    with pytest.raises(TableError, match=words):
+        save_table(table, tmp_path / "a.json")
+    bare = make_entry(
+        131_072, "on", 32_768, verdict="undecided", effect_ratio=None, lower_ratio=0.1
+    )
+    with pytest.raises(TableError, match="effect must be a number where it has a bound"):
+        save_table(make_table(entries=(bare,)), tmp_path / "a.json")
+
+
+def test_a_table_cannot_end_before_it_began(tmp_path):
+    wrong = PROVENANCE | {"measured_to": "2025-12-31T00:00:00Z"}
+    with pytest.raises(TableError, match="measured_to must be no earlier than measured_from"):
+        save_table(make_table(provenance=wrong), tmp_path / "a.json")
+    wrong = PROVENANCE | {"measured_to": "2026-02-30T00:00:00Z"}
+    with pytest.raises(TableError, match="is no instant"):
+        save_table(make_table(provenance=wrong), tmp_path / "a.json")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tuner_samples import FACTS, SMALL_PLAN, all_pairs, make_records
 from typer.testing import CliRunner
 
@@ -15,6 +19,7 @@ from strata.cli.tune import app
 from strata.config import SamplingParams, SessionConfig, SpecConfig
 from strata.errors import UsageError
 from strata.lm import LanguageModel
+from strata.models.inference import share_bounds
 from strata.session import create_session
 from strata.tuner.acceptance import (
     by_depth,
@@ -57,6 +62,64 @@ def test_depths_fall_into_the_tiers_of_a_study() -> None:
     assert math.isinf(by_depth(counts[:1])[0].accepted.upper)
 
 
+@given(
+    shares=st.lists(st.tuples(st.integers(1, 300), st.floats(0, 1)), min_size=2, max_size=8),
+    most=st.integers(1, 8),
+)
+def test_the_interval_of_a_share_stays_a_share(shares: list[tuple[int, float]], most: int) -> None:
+    counts = [count(100, [n] * most, [round(n * p)] * most, rounds=n) for n, p in shares]
+    (found,) = by_depth(counts)
+    for rate in found.rates:
+        assert 0 <= rate.lower <= rate.mean <= rate.upper <= 1
+    assert 0 <= found.accepted.lower <= found.accepted.mean <= found.accepted.upper <= most
+
+
+def test_prompts_that_differ_are_not_so_many_independent_drafts() -> None:
+    """95.1 % of two prompts was printed as [33.5 %, 156.8 %]."""
+    (wide,) = by_depth([count(100, [100], [90], rounds=100), count(100, [100], [100], rounds=100)])
+    assert 0 < wide.rates[0].lower < 0.7
+    assert wide.rates[0].upper > 0.99
+    (alike,) = by_depth([count(100, [100], [95], rounds=100)] * 2)
+    assert 0 < alike.rates[0].lower < 0.95 < alike.rates[0].upper < 1
+    (all_of_them,) = by_depth([count(100, [100], [100], rounds=100)] * 5)
+    assert 0.9 < all_of_them.rates[0].lower < 1
+
+
+def test_the_interval_of_a_share_holds_as_often_as_it_says() -> None:
+    """Eight prompts of 40 drafts, their own rates spread (beta 6, 1.5): 95 % of 400 studies."""
+    rng = np.random.default_rng(3)
+    held = 0
+    for rates in rng.beta(6, 1.5, (400, 8)):
+        shares = rng.binomial(40, rates) / 40
+        low, high = share_bounds(shares, 320, 0.025)
+        held += low <= 6 / 7.5 <= high
+    assert 0.92 <= held / 400 <= 0.985
+
+
+@pytest.mark.parametrize("drafts", [1, 3])
+def test_drafts_behind_the_end_of_the_text_do_not_count(tiny: LanguageModel, drafts: int) -> None:
+    """Whichever token ends the text, counts are those of the rounds before and of what was kept."""
+    ids = tiny.tokenizer.encode(TEXT)
+    config = SessionConfig(spec=SpecConfig(drafts=drafts), policy="fixed")
+    tokenizer = copy.copy(tiny.tokenizer)
+    model = replace(tiny, tokenizer=tokenizer)
+    session = create_session(model, config, prompt_cells=len(ids), max_new=48, environ={})
+    session.prefill(ids)
+    whole = session.generate(SamplingParams(max_new=48)).tokens
+    for token in sorted(set(whole), key=whole.index):
+        object.__setattr__(tokenizer, "eos_ids", frozenset({token}))
+        session.rewind()
+        done = session.generate(SamplingParams(max_new=48))
+        assert done.tokens == whole[: whole.index(token) + 1]
+        # The prompt's own token, then a bonus token a round but for one whose draft ends the text.
+        assert len(done.tokens) - 1 - sum(done.accepted) in (done.rounds, done.rounds - 1)
+        for hit, tried, drafted in zip(done.accepted, done.tried, done.drafted, strict=True):
+            assert hit <= tried <= drafted
+        before = [done.rounds, *done.accepted]
+        assert all(tried <= most for tried, most in zip(done.tried, before, strict=False))
+    session.close()
+
+
 @pytest.mark.parametrize("drafts", [1, 3])
 def test_counts_are_those_of_the_engine(tiny: LanguageModel, drafts: int) -> None:
     how = Conditions(drafts=drafts, max_new=48)
@@ -96,6 +159,8 @@ def test_prompts_are_files_and_the_files_of_folders(tmp_path: Path) -> None:
         (tmp_path / "in" / name).write_text(name)
     found = read_prompts([tmp_path / "in", tmp_path / "in" / "b.txt"])
     assert [text for _, text in found] == ["a.md", "b.txt", "b.txt"]
+    (tmp_path / "crlf").write_bytes(b"a\r\nb\rc\n")
+    assert read_prompts([tmp_path / "crlf"])[0][1] == "a\r\nb\rc\n"
     (tmp_path / "in" / "c").write_bytes(b"\xff")
     with pytest.raises(UsageError, match=r"c cannot be read: it is not UTF-8"):
         read_prompts([tmp_path / "in"])
@@ -155,7 +220,12 @@ def test_the_command_says_what_drafting_is_worth(tiny: LanguageModel, tmp_path: 
     bundled = Path(__file__).parents[2] / "data" / "models" / "strata-mini"
     assert "name its checkpoint" in run(*priced, "--model", bundled, code=2)[1]
     run(*priced, "--workload", "mine")
-    assert "'mine' is stored already" in run(*priced, "--workload", "mine", code=2)[1]
+    # Said before a model is loaded: the folder holds none.
+    known = run(*priced, "--model", tmp_path, "--workload", "mine", code=2)[1]
+    assert "'mine' is stored already" in known
+    away = run("--workload", "new", "--db", tmp_path / "none" / "t.duckdb", code=2)[1]
+    assert "--db:" in away
+    assert not (tmp_path / "none").exists()
     run("--model", TINY, "--spec", 3, "--workload", "other", "--db", tmp_path / "t.duckdb")
     words = ["costs", "small", "--db", str(tmp_path / "t.duckdb"), "--workload"]
     done = CliRunner().invoke(app, [*words, "mine"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import optuna
@@ -48,6 +50,28 @@ def test_optuna_loads_every_arm_with_its_gain(tmp_path: Path) -> None:
     assert set(optuna.importance.get_param_importances(loaded)) == {
         "tier_cells", "mode", "ring_cells"
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Asia/Kolkata"])
+def test_times_are_those_of_the_trials_whatever_the_zone(
+    study: StudyRecord, tmp_path: Path, zone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    store.add_study(study)
+    records = make_records(all_pairs(study)[0])
+    store.add_trials(records)
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        name, _ = export_optuna(store, study.study, tmp_path / "o.db")
+        (trial,) = load(tmp_path / "o.db", name).trials
+        times = [datetime.fromisoformat(run.started_at) for run in records]
+        assert trial.datetime_start is not None
+        # Optuna gives times without a zone, which are local ones.
+        assert trial.datetime_start.astimezone(UTC) == min(times)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_arms_that_failed_or_never_ran_are_told_apart(study: StudyRecord, tmp_path: Path) -> None:

@@ -124,14 +124,17 @@ class DuckStore(TrialStore):
 
     def add_workload(self, workload: Workload) -> None:
         """Keep a workload, once: its name must be new."""
-        if workload.workload in {one.workload for one in self.workloads()}:
-            raise StoreError(
-                f"workload {workload.workload!r} is stored already and cannot change; give it "
-                "another name"
-            )
+        self.refuse_known_workload(workload.workload)
         rows = workload.rows()
         with self._transaction():
             self._insert("acceptance", tuple(rows[0]), rows)
+
+    def refuse_known_workload(self, name: str) -> None:
+        """Raise StoreError where a workload of that name is stored, which never changes."""
+        if name in {one.workload for one in self.workloads()}:
+            raise StoreError(
+                f"workload {name!r} is stored already and cannot change; give it another name"
+            )
 
     def workloads(self) -> list[Workload]:
         """Return every workload, oldest first."""
