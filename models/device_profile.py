@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from strata.errors import UsageError
+from strata.json_text import parse_json, parse_toml
 
 BUILT_IN = Path(__file__).parent.parent / "data" / "profiles"
 KINDS = ("cuda", "cpu")
@@ -52,15 +51,15 @@ def load_profile(name: str) -> DeviceProfile:
     built_in = BUILT_IN / f"{name}.toml"
     path = built_in if re.fullmatch(r"[\w-]+", name) and built_in.is_file() else Path(name)
     try:
-        text = path.read_text(encoding="utf-8")
-        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        content = path.read_bytes()
+        values = parse_json(content) if path.suffix == ".json" else parse_toml(content)
     except OSError as error:
         known = ", ".join(sorted(one.stem for one in BUILT_IN.glob("*.toml")))
         raise UsageError(
             f"device profile {name!r} cannot be read ({error.strerror}); give a TOML or JSON "
             f"file or one of: {known}"
         ) from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UsageError(f"device profile {name}: {error}") from None
     try:
         return _profile(values)

@@ -17,6 +17,7 @@ import numpy as np
 
 from strata.errors import UsageError
 from strata.files import write_whole
+from strata.json_text import parse_json
 from strata.models.acceptance import Acceptance, RateLine
 from strata.models.cost_model import QUANTITIES, RingCostModel
 from strata.models.features import NAMES, Features
@@ -60,10 +61,10 @@ def load_model_file(path: Path) -> tuple[RingCostModel, ModelFacts]:
         content = path.read_bytes()
         if len(content) > MAX_FILE_BYTES:
             raise ValueError(f"{len(content)} bytes are more than any model has")
-        document = json.loads(content.decode("utf-8"), parse_constant=_refuse_constant)
+        document = parse_json(content)
     except OSError as error:
         raise UsageError(f"cost model {path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UsageError(f"cost model {path} is not JSON: {error}") from error
     try:
         return from_document(document)
@@ -194,7 +195,3 @@ def _number(value: object, *, least: float = -math.inf) -> float:
     if value < least:
         raise ValueError(f"{value} is below {least}")
     return float(value)
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number")

@@ -11,11 +11,11 @@ from strata.models.compare import Change, compare
 from strata.models.decide import Candidate, Entry, Rule, decide_pairs
 from strata.models.frame import pair_table
 from strata.models.samples import Samples
+from strata.policy.places import places_by
 from strata.tuner.conclude import rule_of
 from strata.tuner.evidence import evidence_of, samples_of_study
 from strata.tuner.store import TrialStore
 from strata.tuner.study import IDENTITY, StudyRecord
-from strata.units import format_cells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +36,14 @@ class StudyVerdict:
     @property
     def reasons(self) -> list[str]:
         """Return why entries are what they are where figures do not say it, one line a reason."""
-        places: dict[tuple[str, str], list[str]] = {}
-        for entry in self.entries:
-            if entry.reason:
-                place = f"{format_cells(entry.tier_cells)} {entry.mode}"
-                places.setdefault((entry.verdict, entry.reason), []).append(place)
+        sharing = places_by(
+            ((entry.verdict, entry.reason), entry.tier_cells, entry.mode)
+            for entry in self.entries
+            if entry.reason
+        )
         return [
-            reason if reason == self.samples.so_far else f"{word} at {', '.join(found)}: {reason}"
-            for (word, reason), found in places.items()
+            reason if reason == self.samples.so_far else f"{word} at {places}: {reason}"
+            for (word, reason), places in sharing.items()
         ]
 
 

@@ -8,7 +8,6 @@ directory, which goes before the user's own.
 from __future__ import annotations
 
 import inspect
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from typer.models import OptionInfo
 
 from strata.env import KV_RING_ADAPT, KV_RING_POLICY, KV_RING_TABLE, nearest, read_switch, read_text
 from strata.errors import UsageError
+from strata.json_text import parse_toml
 
 NAME = "strata.toml"
 Scalar = str | int | float | bool
@@ -78,13 +78,9 @@ def _usual_files(environ: Mapping[str, str]) -> list[Path]:
 
 def _load(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_bytes().decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{file} is not UTF-8 text: {error.reason}") from None
-    except ValueError as error:  # of syntax, or a number of too many digits
-        raise UsageError(f"{file} is no TOML: {error}") from None
-    except RecursionError:
-        raise UsageError(f"{file} is no TOML that can be read: it is nested too deeply") from None
+        return parse_toml(file.read_bytes())
+    except ValueError as error:
+        raise UsageError(f"{file} is no TOML that can be read: {error}") from None
 
 
 def _walk(

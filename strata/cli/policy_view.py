@@ -14,6 +14,7 @@ from strata.policy import Entry, PolicyTable
 from strata.policy.diff import TableDiff
 from strata.policy.explain import Explanation
 from strata.policy.fingerprint import FIELDS
+from strata.policy.places import places_by
 from strata.policy.table import decision_key
 from strata.printable import printable
 from strata.units import format_cells
@@ -52,14 +53,14 @@ def table_facts(table: PolicyTable) -> list[tuple[str, object]]:
 
 def _reasons(table: PolicyTable, decided: Mapping[str, Entry]) -> list[tuple[str, object]]:
     """Return why entries are as they are, each reason once, with the entries that share it."""
-    sharing: dict[str, list[str]] = {}
-    for name, entry in decided.items():
-        if name in table.provenance:
-            place = f"{format_cells(entry.tier_cells)} {entry.mode}"
-            sharing.setdefault(_plain(table.provenance[name]), []).append(place)
+    sharing = places_by(
+        (_plain(table.provenance[name]), entry.tier_cells, entry.mode)
+        for name, entry in decided.items()
+        if name in table.provenance
+    )
     everywhere = len(sharing) == 1
     return [
-        ("decided", reason if everywhere else f"{', '.join(places)}: {reason}")
+        ("decided", reason if everywhere else f"{places}: {reason}")
         for reason, places in sharing.items()
     ]
 

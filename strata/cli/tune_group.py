@@ -14,7 +14,6 @@ class SweepByDefault(TyperGroup):
     """Takes `strata tune quick --resume` for `strata tune sweep quick --resume`."""
 
     default_command = "sweep"
-    default_command = "sweep"
     _shows_default = False
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

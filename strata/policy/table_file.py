@@ -8,6 +8,7 @@ from typing import Any
 
 from strata.errors import TableError
 from strata.files import write_whole
+from strata.json_text import parse_json
 from strata.policy.table import PolicyTable
 from strata.policy.table_document import from_document, to_document
 
@@ -30,8 +31,8 @@ def read_document(path: Path) -> Any:
             f"policy table {path} is larger than any table: over {MAX_FILE_BYTES} bytes"
         )
     try:
-        return json.loads(content.decode("utf-8"), parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
+        return parse_json(content)
+    except ValueError as error:
         raise TableError(f"policy table {path} is not JSON: {error}") from error
 
 
@@ -73,7 +74,3 @@ def save_table(table: PolicyTable, path: str | Path) -> Path:
         why = error.strerror or str(error)
         raise TableError(f"policy table {path} could not be written: {why}") from error
     return path
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number")

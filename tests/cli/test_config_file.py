@@ -110,8 +110,8 @@ def test_what_stands_in_tune_itself_is_sweep_s() -> None:
         ("[generate]\nkv-resident = 'many'", "--kv-resident: 'many'"),
         ("[bench.decode]\nrepeats = 1", "repeats in [bench.decode] is 1; give at least 5"),
         ("[generate", "is no TOML"),
-        (f"x = {'[' * 5000}", "nested too deeply"),
-        (f"[generate]\nseed = {'9' * 5000}", "is no TOML"),
+        (f"x = {'[' * 5000}", "it nests deeper than 64 levels"),
+        (f"[generate]\nseed = {'9' * 5000}", "a whole number of thousands of digits"),
     ],
 )  # fmt: skip
 def test_what_no_command_knows_is_named_with_its_file(text: str, sentence: str) -> None:
