@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -21,6 +21,7 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
+@settings(max_examples=30)
 @given(value=VALUES)
 def test_every_other_value_comes_back(value: object) -> None:
     assert parse_json(json.dumps(value, ensure_ascii=False).encode()) == value

@@ -223,13 +223,6 @@ def test_a_switch_of_any_bench_is_named(words: tuple[str, ...], named: str) -> N
     assert named in result.stderr
 
 
-@pytest.mark.parametrize("name", ["decode", "prefill", "peers", "gather", "experts", "evict"])
-def test_every_help_has_an_example_that_parses(name: str) -> None:
-    result = bench(name, "--help")
-    assert result.exit_code == 0
-    assert f"Example: strata bench {name}" in " ".join(result.stdout.split())
-
-
 def test_a_bar_waits_before_it_shows_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     for quiet_s, shown in ((1e9, 0), (0.0, 1)):
         monkeypatch.setattr(report, "QUIET_S", quiet_s)
