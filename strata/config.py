@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Literal
 
 from strata.errors import UsageError
@@ -167,16 +168,46 @@ class SamplingParams:
             ("--min-p", self.min_p, 0.0, 1.0),
             ("--repeat-penalty", self.repeat_penalty, 0.01, 100.0),
         ):
+            if not is_real(value):
+                raise UsageError(f"{name}: {value!r} is not a number")
             if not low <= value <= high:
                 raise UsageError(f"{name}: {value} is outside {low:g} to {high:g}")
+        for name, number in (
+            ("--max-new", self.max_new),
+            ("--top-k", self.top_k),
+            ("--seed", self.seed),
+            ("--repeat-last-n", self.repeat_last_n),
+        ):
+            if not is_whole(number):
+                raise UsageError(f"{name}: {number!r} is not a whole number")
+        if self.max_new < 1:
+            raise UsageError(f"--max-new: {self.max_new} is less than 1")
         if self.top_k < 0:
             raise UsageError(f"--top-k: {self.top_k} is negative; 0 keeps every token")
+        if not 0 <= self.seed < 2**64:
+            raise UsageError(f"--seed: {self.seed} is outside 0 to 2^64 - 1")
         if self.repeat_last_n < -1:
             raise UsageError(
                 f"--repeat-last-n: {self.repeat_last_n} is less than -1; -1 counts every token, "
                 "0 none"
             )
-        if not 0 <= self.seed < 2**64:
-            raise UsageError(f"--seed: {self.seed} is outside 0 to 2^64 - 1")
-        if self.max_new < 1:
-            raise UsageError(f"--max-new: {self.max_new} is less than 1")
+        self._check_stop()
+
+    def _check_stop(self) -> None:
+        if not isinstance(self.stop, (tuple, list)):
+            raise UsageError(f"--stop: {self.stop!r} is no tuple of texts; write (text,)")
+        for text in self.stop:
+            if not isinstance(text, str):
+                raise UsageError(f"--stop: {text!r} is not a text")
+            if not text:
+                raise UsageError("--stop: an empty text ends nothing; give at least one character")
+
+
+def is_whole(value: object) -> bool:
+    """Return whether `value` is a whole number, of any library; a truth value is none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_real(value: object) -> bool:
+    """Return whether `value` is a number, of any library; a truth value is none."""
+    return isinstance(value, Real) and not isinstance(value, bool)

@@ -13,7 +13,7 @@ import torch
 
 from strata.config import NOT_FINITE
 from strata.draft.base import Drafter
-from strata.errors import NotFiniteError
+from strata.errors import NotFiniteError, OrderError
 from strata.experts.cache import ExpertCache
 from strata.kernels.attention import attend_chunk
 from strata.kernels.experts import grouped_product, route
@@ -73,12 +73,12 @@ class Engine:
     def prefill(self, ids: list[int], on_progress: Callable[[int], None] | None = None) -> None:
         """Commit the cells of prompt `ids`, seed the ring, and be ready for `first_token`.
 
-        Raises RuntimeError where the session is not empty, or the prompt is.
+        Raises OrderError where the session is not empty, or the prompt is.
         """
         model = self.model
         self._refuse_cells("prefill")
         if not ids:
-            raise RuntimeError("prefill needs at least one token")
+            raise OrderError("prefill needs at least one token")
         if self.prompt is not None:
             self._start(*self.prompt.run(ids, self.drafter, on_progress), ids)
             return
@@ -97,7 +97,7 @@ class Engine:
 
     def _refuse_cells(self, what: str) -> None:
         if self.kv.committed:
-            raise RuntimeError(
+            raise OrderError(
                 f"{what} starts an empty session, and this one holds {self.kv.committed} cells"
             )
 
@@ -111,9 +111,9 @@ class Engine:
 
     @torch.inference_mode()
     def park(self) -> Parked:
-        """Return the state behind the prompt; raise RuntimeError once a token was drawn."""
+        """Return the state behind the prompt; raise OrderError once a token was drawn."""
         if self._prompt_hidden is None or self._last is not None:
-            raise RuntimeError("park follows prefill or rewind")
+            raise OrderError("park follows prefill or rewind")
         return Parked(
             model_hash=self.model.model_hash,
             tokens=torch.tensor(self._known[: self._prompt_cells], dtype=torch.int32),
@@ -127,7 +127,7 @@ class Engine:
     def restore(self, parked: Parked) -> None:
         """Start an empty session from `parked` instead of a prompt.
 
-        Raises RuntimeError where it is not empty, or drafts and the parked one did not.
+        Raises OrderError where it is not empty, or drafts and the parked one did not.
         """
         device = self.model.device
         self._refuse_cells("restore")
@@ -167,14 +167,21 @@ class Engine:
         kv.commit_chunk(len(tokens))
         return hidden
 
+    def check_ready(self) -> None:
+        """Raise OrderError where no continuation may begin."""
+        if self._prompt_hidden is None:
+            raise OrderError("a continuation follows prefill or restore; give a prompt first")
+        if self._last is not None:
+            raise OrderError("a continuation was begun already; rewind to begin another")
+
     @torch.inference_mode()
     def first_token(self, sampler: Sampler) -> int:
         """Return the token behind the prompt.
 
-        Raises RuntimeError where it has been drawn, NotFiniteError where none can be.
+        Raises OrderError where it has been drawn, NotFiniteError where none can be.
         """
-        if self._prompt_hidden is None or self._last is not None:
-            raise RuntimeError("a continuation follows prefill or rewind")
+        self.check_ready()
+        assert self._prompt_hidden is not None
         logits = self.model.logits(self._prompt_hidden)
         if not _are_finite(logits).all():
             raise NotFiniteError(self._prompt_cells)
@@ -190,10 +197,10 @@ class Engine:
     def rewind(self) -> None:
         """Go back to the state right behind the prompt: cells, ring, drafter.
 
-        Raises RuntimeError where there was no prompt.
+        Raises OrderError where there was no prompt.
         """
         if self._prompt_hidden is None:
-            raise RuntimeError("rewind follows prefill or restore")
+            raise OrderError("rewind follows prefill or restore")
         self.kv.truncate(self._prompt_cells)
         self.drafter.truncate(self._prompt_cells)
         del self._known[self._prompt_cells :]

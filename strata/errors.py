@@ -4,6 +4,7 @@
 
     StrataError                 any failure strata foresaw; the CLI prints its sentence, exit code 2
     |-- UsageError              a switch, variable or file given by the user cannot mean anything
+    |   `-- OrderError          a call on a session that another one has to precede
     |-- CheckpointError         a model folder is missing, truncated or of a foreign layout
     |-- BudgetError             what was asked for does not fit the memory it was given
     |-- NotFiniteError          the model's logits are NaN or infinite: its weights are damaged
@@ -28,6 +29,10 @@ class StrataError(Exception):
 
 class UsageError(StrataError):
     """Report a switch, variable or input file that cannot be used as given."""
+
+
+class OrderError(UsageError, RuntimeError):
+    """Report a call on a session that another one has to precede."""
 
 
 class CheckpointError(StrataError):

@@ -10,6 +10,8 @@ that were seen keeps that: behind a draft it counts the draft as seen, for targe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -27,7 +29,11 @@ class Sampler:
 
     def __init__(self, params: SamplingParams) -> None:
         params.check()
-        self.params = params
+        whole = ("max_new", "top_k", "seed", "repeat_last_n")
+        real = ("temperature", "top_p", "min_p", "repeat_penalty")
+        plain: dict[str, Any] = {name: int(getattr(params, name)) for name in whole}
+        plain |= {name: float(getattr(params, name)) for name in real}
+        self.params = replace(params, **plain)
 
     @property
     def greedy(self) -> bool:

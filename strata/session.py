@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,7 @@ from strata.draft import Drafter, MtpDrafter, NullDrafter
 from strata.draft.adaptive import AutoDrafts, DraftCount, FixedDrafts
 from strata.draft.ring import DrafterRing
 from strata.engine import Engine
-from strata.errors import NotFiniteError, UsageError
+from strata.errors import NotFiniteError, OrderError, UsageError
 from strata.experts.cache import ExpertCache, PooledExperts, ResidentExperts
 from strata.generation import Collector, Generation
 from strata.kv.cache import KvCache
@@ -30,6 +30,7 @@ from strata.policy import RingDecision
 from strata.prompt import PromptRunner
 from strata.sampling import Sampler
 from strata.switches import decide_ring, resolve_drafts, session_demand
+from strata.token_ids import token_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +54,31 @@ class Session:
         min_p: float,
         window_cells: int,
     ) -> None:
-        self.engine = engine
+        self._engine: Engine | None = engine
         self.decision = decision
         self.warnings = warnings
         self.drafts = drafts
         self.mtp_window_cells = window_cells
         self._arena = arena
         self._min_p = min_p
-        self._closed = False
+
+    def __enter__(self) -> Session:
+        """Return itself; `close` follows when the block ends, however that is."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def engine(self) -> Engine:
+        """Return what runs rounds; raise OrderError behind `close`."""
+        if self._engine is None:
+            raise OrderError("this session is closed; create another one")
+        return self._engine
+
+    @engine.setter
+    def engine(self, engine: Engine) -> None:
+        self._engine = engine
 
     @property
     def model(self) -> LanguageModel:
@@ -87,12 +105,14 @@ class Session:
         return self.engine.experts.slots
 
     def prefill(
-        self, ids: list[int], on_progress: Callable[[int], None] | None = None
+        self, ids: Sequence[int], on_progress: Callable[[int], None] | None = None
     ) -> PrefillStats:
-        """Run the prompt `ids`; `on_progress` is told the rows of each chunk.
+        """Run the prompt `ids`, a sequence, array or tensor; `on_progress` gets rows of a chunk.
 
-        Raises UsageError for a prompt that is longer than the session was created for.
+        Raises UsageError for a prompt that is empty, longer than the session was created for, or
+        of ids that name no token, OrderError where the session has one already.
         """
+        ids = token_ids(ids, self.model.config.vocab)
         self._check_room(len(ids), "a prompt")
         start = time.perf_counter()
         self.engine.prefill(ids, on_progress)
@@ -123,9 +143,11 @@ class Session:
 
         KeyboardInterrupt ends the generation and keeps what it has (`stopped` says so). A second
         continuation follows `rewind`. Raises UsageError for more new tokens than the session
-        has room for.
+        has room for, OrderError without a prompt, NotFiniteError where logits are no numbers.
         """
         engine, sampler = self.engine, Sampler(params)
+        params = sampler.params
+        engine.check_ready()
         self._check_room(engine.kv.committed + params.max_new, "prompt and new tokens")
         first = engine.kv.committed
         collector = Collector(params, self.model.tokenizer, on_text, first=first)
@@ -191,11 +213,11 @@ class Session:
 
     def close(self) -> None:
         """Give every byte back; the session cannot be used afterwards."""
-        if not self._closed:
-            self._closed = True
+        if self._engine is not None:
             device = self.model.device
-            self.engine.close()
-            del self.engine, self._arena
+            self._engine.close()
+            self._engine = None
+            del self._arena
             if device.type == "cuda":
                 # A cached block that does not fit the next session would stand beside its own.
                 with torch.cuda.device(device):

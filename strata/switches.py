@@ -12,6 +12,7 @@ from strata.config import (
     DEFAULT_RING_CELLS,
     MAX_ROWS,
     SessionConfig,
+    is_whole,
 )
 from strata.device import device_name
 from strata.errors import UsageError
@@ -53,6 +54,12 @@ def session_demand(
     Raises UsageError for sizes that model or switches do not allow.
     """
     page = config.kv.page_cells
+    for name, cells in (("prompt_cells", prompt_cells), ("max_new", max_new)):
+        if not is_whole(cells):
+            raise UsageError(f"{name}: {cells!r} is not a whole number")
+    prompt_cells, max_new = int(prompt_cells), int(max_new)
+    if max_new < 1:
+        raise UsageError(f"--max-new: {max_new} is less than 1")
     if prompt_cells < 1:
         raise UsageError("the prompt is empty; give at least one token")
     positions = model.config.max_positions

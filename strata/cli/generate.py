@@ -80,6 +80,20 @@ def generate(
     seed: Annotated[
         int, typer.Option(help="Seed of the noise.", rich_help_panel=_SAMPLING)
     ] = _DEFAULT.seed,
+    repeat_penalty: Annotated[
+        float,
+        typer.Option(
+            help="Divide logits of tokens seen before by it, multiply negative ones; 1 is off.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = _DEFAULT.repeat_penalty,
+    repeat_last_n: Annotated[
+        int,
+        typer.Option(
+            help="Tokens that count as seen, the prompt's too; -1 is all, 0 none.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = _DEFAULT.repeat_last_n,
     stop: Annotated[
         list[str] | None,
         typer.Option(help="End before this text; may be repeated.", rich_help_panel=_SAMPLING),
@@ -128,6 +142,8 @@ def generate(
         top_p=top_p,
         min_p=min_p,
         seed=seed,
+        repeat_penalty=repeat_penalty,
+        repeat_last_n=repeat_last_n,
         stop=tuple(typed_text(one, "--stop") for one in stop or ()),
         ignore_eos=ignore_eos,
     )
@@ -136,8 +152,6 @@ def generate(
     check_policy(policy=config.policy, table=config.table, environ=os.environ)
     if passage is not None and not special_tokens:
         raise UsageError("--no-special-tokens goes with a text, and --passage names none")
-    if "" in params.stop:
-        raise UsageError("--stop: an empty text ends nothing; give at least one character")
     check_json_target(json_file)
     text = prompt_text(prompt, file, passage)
 

@@ -85,7 +85,7 @@ def test_stop_strings_end_before_themselves(
 
 def test_a_stop_that_never_comes_holds_nothing_back(session: Session, full: Generation) -> None:
     stop = full.text[-1] + "\x00"
-    done, streamed = generate(session, stop=(stop, ""))
+    done, streamed = generate(session, stop=(stop,))
     assert (done.stopped, streamed, done.text) == ("length", full.text, full.text)
 
 
@@ -149,7 +149,7 @@ def test_an_interrupt_inside_a_forward_leaves_a_session_that_rewinds(
 
 def test_a_second_continuation_needs_a_rewind(session: Session) -> None:
     generate(session, max_new=1)
-    with pytest.raises(RuntimeError, match="follows prefill or rewind"):
+    with pytest.raises(RuntimeError, match="begun already; rewind"):
         session.generate(SamplingParams(max_new=1))
 
 

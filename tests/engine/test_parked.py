@@ -104,7 +104,7 @@ def test_what_cannot_be_restored_is_refused(tiny: LanguageModel, text: list[int]
             start()
     with pytest.raises(RuntimeError, match="rewind follows"):
         open_session(tiny, 100).rewind()
-    with pytest.raises(RuntimeError, match="at least one token"):
+    with pytest.raises(UsageError, match="at least one token"):
         open_session(tiny, 100).prefill([])
     plain.generate(PARAMS)
     with pytest.raises(RuntimeError, match="follows prefill or rewind"):
