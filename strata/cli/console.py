@@ -24,6 +24,11 @@ from strata.errors import EXIT_BAD_INPUT, StrataError, UsageError
 
 EXIT_PIPE_CLOSED = 141
 
+EXTRAS = {"ray": "ray"} | dict.fromkeys(
+    ("duckdb", "jinja2", "matplotlib", "optuna", "pandas", "pynvml", "scipy", "sklearn"), "tune"
+)
+"""Libraries that only an extra brings, and which one."""
+
 out = Console(highlight=False, emoji=False)
 err = Console(stderr=True, highlight=False, emoji=False)
 
@@ -89,6 +94,13 @@ def fail_cleanly() -> Iterator[None]:
     except StrataError as error:
         _say_error(_one_line(str(error)))
         raise typer.Exit(error.exit_code) from error
+    except ImportError as error:
+        # A command that needs a library of an extra may meet it late, wherever it is imported.
+        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        note(f"error: this needs an extra (no module {error.name}): pip install 'strata[{extra}]'")
+        raise typer.Exit(EXIT_BAD_INPUT) from error
     except BrokenPipeError as error:
         drop_unread()
         raise typer.Exit(EXIT_PIPE_CLOSED) from error
