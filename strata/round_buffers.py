@@ -12,13 +12,14 @@ from dataclasses import fields
 import torch
 
 from strata.config import Prefetch, Victims
+from strata.kernels import experts as routed
+from strata.kernels import out_proj, qkv
 from strata.kernels.accept.board import BOARD_SHAPE
-from strata.kernels.experts import part_count
 from strata.kernels.head import block_count
-from strata.kernels.out_proj import chunk_count
 from strata.kernels.paged_attention import split_shape
 from strata.kernels.prefetch import Pending
 from strata.kernels.resolve import Admitted, ResolveState
+from strata.kernels.wide import counter_shape, is_wide
 from strata.kernels.window_attention import window_shape
 from strata.kv.geometry import KvGeometry
 from strata.lm.config import LMConfig
@@ -57,7 +58,15 @@ def round_buffers(
     splits = split_shape(rows, c.heads, c.head_dim, g.select_pages or g.pages, g.page_cells)
     specs: dict[str, Spec] = {
         "board": (BOARD_SHAPE, torch.int64),
-        **_rows("main", c, rows, experts=c.experts_per_token, width=c.expert_width, dtype=kind),
+        **_rows(
+            "main",
+            c,
+            rows,
+            routed_to=c.experts,
+            experts=c.experts_per_token,
+            width=c.expert_width,
+            dtype=kind,
+        ),
         "main.cells": ((c.layers, *cells), kind),
         "main.ids": ((rows, c.experts_per_token), torch.int32),
         "main.weights": ((rows, c.experts_per_token), kind),
@@ -102,7 +111,15 @@ def round_buffers(
     if window_cells is not None:
         window = window_shape(c.heads, c.head_dim, window_cells)
         specs |= {
-            **_rows("draft", c, rows, experts=1, width=c.mtp_dense_width, dtype=kind),
+            **_rows(
+                "draft",
+                c,
+                rows,
+                routed_to=0,
+                experts=1,
+                width=c.mtp_dense_width,
+                dtype=kind,
+            ),
             "draft.cells": (cells, kind),
             "draft.sums": (window, torch.float32),
             "draft.stats": ((2, *window[:2]), torch.float32),
@@ -157,17 +174,28 @@ def admitted(buffers: Buffers, part: str) -> Admitted:
 
 
 def _rows(
-    part: str, c: LMConfig, rows: int, *, experts: int, width: int, dtype: torch.dtype
+    part: str,
+    c: LMConfig,
+    rows: int,
+    *,
+    routed_to: int,
+    experts: int,
+    width: int,
+    dtype: torch.dtype,
 ) -> dict[str, Spec]:
-    """Return what rows hand on, where `experts` experts of `width` inner values serve each."""
-    f32 = torch.float32
+    """Return what rows hand on, where `experts` of `routed_to` serve each, of `width` values."""
+    f32, heads = torch.float32, c.heads + 2 * c.kv_heads
+    out_parts = out_proj.part_shape(rows, c.hidden, c.heads, c.head_dim, routed_to)
+    if is_wide(c.hidden):
+        floats = max(out_parts[1], qkv.part_floats(c.hidden, heads, c.head_dim))
+        out_parts = (rows, floats)
     return {
         f"{part}.residual": ((rows, c.hidden), dtype),
         f"{part}.normed": ((rows, c.hidden), dtype),
         f"{part}.q": ((rows, c.heads, c.head_dim), dtype),
-        f"{part}.out_parts": ((rows, c.heads * chunk_count(c.head_dim), c.hidden), f32),
-        f"{part}.parts": ((rows, experts, part_count(width), c.hidden), f32),
-        f"{part}.counter": ((rows,), torch.int32),
+        f"{part}.out_parts": (out_parts, f32),
+        f"{part}.parts": (routed.part_shape(rows, experts, c.hidden, width), f32),
+        f"{part}.counter": (counter_shape(rows, c.hidden, heads), torch.int32),
     }
 
 

@@ -32,6 +32,7 @@ rotations, sums, copies and the bookkeeping of a round."""
 
 KERNELS = {
     "_accept": "other",
+    "_add_tile": "projections",
     "_add_weighted": "experts",
     "_append": "append",
     "_attend_splits": "attention",
@@ -51,11 +52,14 @@ KERNELS = {
     "_join": "drafter",
     "_noise": "head",
     "_norm": "other",
+    "_norm_route": "experts",
     "_pick": "head",
     "_product": "experts",
     "_project": "projections",
     "_project_out": "projections",
+    "_project_tile": "projections",
     "_publish": "prefetch",
+    "_reduce_queries": "attention",
     "_reduce_splits": "attention",
     "_reserve": "prefetch",
     "_resolve": "resolve",
@@ -65,13 +69,15 @@ KERNELS = {
     "_sort": "experts",
     "_turns": "other",
     "_widen": "selection",
+    "_window_down": "experts",
+    "_window_gate_up": "experts",
 }
 """Every kernel that strata launches, by its name. Before `_pick` a `_project` is the head's;
 `_project_out` also reduces what attention split and routes."""
 
 EMBEDS = "_embed"
 """The first kernel of a window's rows; what runs before it in a graph is the drafter's."""
-ROUTERS = ("_route", "_project_out")
+ROUTERS = ("_route", "_project_out", "_norm_route")
 """Behind these a resolve and a gather are of experts."""
 HEAD_ENDS = ("_pick", "ArgMax")
 """What draws from the logits; the product before it is the head's."""

@@ -69,6 +69,8 @@ class DraftLayer:
             eps=eps,
             q=r.q,
             cells=self._cells[: len(tokens)],
+            parts=r.out_parts,
+            counter=r.counter,
         )
 
     def output(self, position: torch.Tensor, row: torch.Tensor | None) -> torch.Tensor:

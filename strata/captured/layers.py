@@ -28,9 +28,9 @@ class Rows:
     residual: torch.Tensor  # [W, H]
     normed: torch.Tensor  # [W, H]
     q: torch.Tensor  # [W, Q, D]
-    out_parts: torch.Tensor  # [W, Q * chunks, H], float32
-    parts: torch.Tensor  # [W, k, chunks, H], float32
-    counter: torch.Tensor  # [W], int32
+    out_parts: torch.Tensor  # [W, ...], float32, of both projections of the attention
+    parts: torch.Tensor  # [W, k, ...], float32, of the experts
+    counter: torch.Tensor  # [W] or [W, ...], int32
 
     @classmethod
     def of(cls, buffers: Buffers, part: str) -> Rows:
@@ -100,6 +100,8 @@ class DecodeLayers:
                 eps=eps,
                 q=r.q,
                 cells=self._cells[i, :rows],
+                parts=r.out_parts,
+                counter=r.counter,
             )
             splits = self._pages.attend(i, r.q, board, every_page=every_page)
             fed = r.normed if self._fed is None else self._fed[i % 2, :rows]

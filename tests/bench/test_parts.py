@@ -35,7 +35,7 @@ def launches(*graphs: list[str], apart_us: float = 1.0) -> list[Launch]:
 def test_every_kernel_of_the_engine_is_listed() -> None:
     """A launch is spelt `_name[grid](...)`."""
     found: set[str] = set()
-    for path in Path(strata.kernels.__file__).parent.glob("*/triton.py"):
+    for path in Path(strata.kernels.__file__).parent.glob("*/[tw]*.py"):  # triton.py and wide.py
         found |= set(re.findall(r"^\s+(_\w+)\[", path.read_text(encoding="utf-8"), re.MULTILINE))
     assert found - set(KERNELS) == set()
 

@@ -33,24 +33,29 @@ from strata.kernels.accept import triton as accept
 from strata.kernels.append import triton as append
 from strata.kernels.attention import triton as attention
 from strata.kernels.embed import triton as embed
-from strata.kernels.experts import part_count
+from strata.kernels.experts import part_shape
 from strata.kernels.experts import triton as experts
+from strata.kernels.experts import wide as wide_experts
 from strata.kernels.grouped import triton as grouped
 from strata.kernels.head import block_count
 from strata.kernels.head import triton as head
 from strata.kernels.newborn import triton as newborn
-from strata.kernels.out_proj import Router, chunk_count
+from strata.kernels.out_proj import Router
+from strata.kernels.out_proj import part_shape as out_shape
 from strata.kernels.out_proj import triton as out_proj
+from strata.kernels.out_proj import wide as wide_out
 from strata.kernels.paged_attention import Splits, split_shape, supports
 from strata.kernels.paged_attention import triton as paged
 from strata.kernels.prefetch import Pending
 from strata.kernels.prefetch import triton as prefetch
 from strata.kernels.project import triton as project
-from strata.kernels.qkv import CellStore
+from strata.kernels.qkv import CellStore, part_floats
 from strata.kernels.qkv import triton as qkv
+from strata.kernels.qkv import wide as wide_qkv
 from strata.kernels.resolve import Admitted, ResolveState
 from strata.kernels.resolve import triton as resolve
 from strata.kernels.select import triton as select
+from strata.kernels.wide import counter_shape, is_wide
 from strata.kernels.window_attention import triton as window_attention
 from strata.kernels.window_attention import window_shape
 from strata.lm.linear import Linear
@@ -115,7 +120,9 @@ def every_geometry() -> Iterator[Geometry]:
 def run_rows(g: Geometry) -> None:
     """Take the rows of a window from tokens to tokens, pages aside."""
     state, normed, gain = g.empty(g.rows, g.hidden), g.empty(g.rows, g.hidden), g.empty(g.hidden)
-    at, counter = g.empty(g.rows, dtype=I64), g.empty(g.rows, dtype=I32)
+    wide, planes = is_wide(g.hidden), 2 * g.kv_heads
+    at = g.empty(g.rows, dtype=I64)
+    counter = g.empty(*counter_shape(g.rows, g.hidden, g.heads + planes), dtype=I32)
     rest: dict[str, Any] = {"eps": 1e-6, "residual": state, "normed": normed}
     vocab = 8192
     embedding = g.empty(vocab, g.hidden)
@@ -123,14 +130,15 @@ def run_rows(g: Geometry) -> None:
     weight = g.empty(g.hidden, 2 * g.hidden)
     embed.join_rows(at, state, embedding, (gain, gain, gain), weight, counter=counter, **rest)
 
-    planes = 2 * g.kv_heads
     pool = g.empty(8 * planes, g.page, g.head_dim)
     table = g.empty(8, dtype=I32)
+    floats = part_floats(g.hidden, g.heads + planes, g.head_dim)
+    shared = {"parts": g.empty(g.rows, floats, dtype=F32), "counter": counter} if wide else {}
     for store in (
         CellStore(pool=pool, host=pool, table=table),
         CellStore(pool=pool.view(-1, 1, g.head_dim), host=None, table=None),
     ):
-        qkv.project_cells(
+        (wide_qkv if wide else qkv).project_cells(
             normed,
             g.empty((g.heads + planes) * g.head_dim, g.hidden),
             g.empty(g.heads + g.kv_heads, g.head_dim),
@@ -140,13 +148,14 @@ def run_rows(g: Geometry) -> None:
             eps=1e-6,
             q=g.empty(g.rows, g.heads, g.head_dim),
             cells=g.empty(g.rows, 2, g.kv_heads, g.head_dim),
+            **shared,
         )
 
     splits = split_shape(g.rows, g.heads, g.head_dim, 100, g.page)
     ids, weights = g.empty(g.rows, g.chosen, dtype=I32), g.empty(g.rows, g.chosen)
     router = Linear(g.empty(g.experts, g.hidden))
     for positions, choice in ((at, True), (None, False)):
-        out_proj.project_out(
+        (wide_out if wide else out_proj).project_out(
             Splits(
                 sums=g.empty(*splits, dtype=F32),
                 stats=g.empty(2, *splits[:2], dtype=F32),
@@ -155,7 +164,7 @@ def run_rows(g: Geometry) -> None:
             ),
             g.empty(g.hidden, g.heads * g.head_dim),
             gain,
-            parts=g.empty(g.rows, g.heads * chunk_count(g.head_dim), g.hidden, dtype=F32),
+            parts=g.empty(*out_shape(g.rows, g.hidden, g.heads, g.head_dim, g.experts), dtype=F32),
             counter=counter,
             router=Router(weight=router, normalise=True, ids=ids, weights=weights)
             if choice
@@ -164,7 +173,7 @@ def run_rows(g: Geometry) -> None:
             **rest,
         )
     for width, settled in ((g.width, True), (g.dense, True), (g.width, False)):
-        experts.slot_product(
+        (wide_experts if wide else experts).slot_product(
             normed,
             ids,
             weights,
@@ -172,7 +181,7 @@ def run_rows(g: Geometry) -> None:
             table=table,
             host=g.empty(g.experts, 3 * width, g.hidden),
             out=normed,
-            parts=g.empty(g.rows, g.chosen, part_count(width), g.hidden, dtype=F32),
+            parts=g.empty(*part_shape(g.rows, g.chosen, g.hidden, width), dtype=F32),
             counter=counter,
             residual=state if settled else None,
             gain=gain if settled else None,

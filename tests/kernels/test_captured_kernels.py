@@ -58,16 +58,27 @@ def open_session(
     torch.cuda.is_available(), reason="kernels are compiled where there is a device"
 )
 @pytest.mark.parametrize(
-    ("kv", "drafts", "experts", "sampling"),
+    ("kv", "drafts", "experts", "sampling", "wide"),
     [
-        (DENSE, 0, None, SAMPLED),
-        (FEW, 2, 2, {}),
-        (SELECTED, 0, None, {}),
-        (SELECTED, 2, None, SAMPLED),
-        (DENSE, 2, None, CUT),
-        (DENSE, 2, None, PENALISED),
+        (DENSE, 0, None, SAMPLED, False),
+        (FEW, 2, 2, {}, False),
+        (FEW, 2, 2, {}, True),
+        (SELECTED, 0, None, {}, False),
+        (SELECTED, 2, None, SAMPLED, False),
+        (SELECTED, 2, None, SAMPLED, True),
+        (DENSE, 2, None, CUT, False),
+        (DENSE, 2, None, PENALISED, False),
     ],
-    ids=["dense", "dense drafted pooled", "selected", "selected drafted", "cut", "penalised"],
+    ids=[
+        "dense",
+        "dense drafted pooled",
+        "the same in launches for large shapes",
+        "selected",
+        "selected drafted",
+        "selected drafted in launches for large shapes",
+        "cut",
+        "penalised",
+    ],
 )
 def test_rounds_are_the_reference_engine_s(
     tiny: LanguageModel,
@@ -76,7 +87,10 @@ def test_rounds_are_the_reference_engine_s(
     drafts: int,
     experts: int | None,
     sampling: dict[str, Any],
+    wide: bool,
 ) -> None:
+    if wide:
+        monkeypatch.setattr("strata.kernels.wide.LEAST_HIDDEN", 1)
     if sampling in (CUT, PENALISED):  # whose kernels read a head that is not packed
         monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
         tiny = load_model(TINY, "cpu")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import pytest
 import torch
 
@@ -13,11 +15,14 @@ from strata.kernels.experts import (
     ref,
     slot_product,
 )
+from strata.kernels.wide import block_count, is_wide
 from strata.lm.layers import rms_norm
 from tests.kernels.devices import DEVICES, check_norm, rms_ratio
 
 triton_experts = pytest.importorskip("strata.kernels.experts.triton")
+wide_experts = pytest.importorskip("strata.kernels.experts.wide")
 
+KERNELS = pytest.mark.parametrize("kernels", [triton_experts, wide_experts], ids=["narrow", "wide"])
 DTYPES = [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)]
 
 
@@ -98,19 +103,35 @@ class Layer:
         self.ids = torch.stack([torch.randperm(6)[:count] for _ in range(rows)])
         self.weights = torch.rand(rows, count).to(dtype)
 
-    def product(self, device: str, rows: slice = slice(None), resident: bool = False):  # type: ignore[no-untyped-def]
+    def scratch(self, kernels: ModuleType, rows: int, device: str) -> dict[str, torch.Tensor]:
+        """Return what programs hand to each other: NaN, and counters at zero."""
+        count, (_, triple, hidden) = self.ids.shape[1], self.pool.shape
+        part = (hidden + triple // 3,)
+        if kernels is triton_experts:
+            part = (part_count(triple // 3), hidden)
+        counters = rows * (1 + block_count(hidden))
+        return {
+            "parts": torch.full((rows, count, *part), float("nan"), device=device),
+            "counter": torch.zeros(counters, dtype=torch.int32, device=device),
+        }
+
+    def product(
+        self,
+        device: str,
+        rows: slice = slice(None),
+        resident: bool = False,
+        kernels: ModuleType = triton_experts,
+    ) -> torch.Tensor:
         """Return the kernel's product; `resident` has a slot for every expert."""
         x, ids, weights = (t[rows].to(device) for t in (self.x, self.ids, self.weights))
         out = torch.full_like(x, float("nan"))
-        count, width = ids.shape[1], self.pool.shape[1] // 3
-        shape = (len(x), count, triton_experts.part_count(width), x.shape[1])
-        parts = torch.full(shape, float("nan"), device=device)
-        where = {"base": 6, "out": out, "parts": parts}
+        where = {"base": 6, "out": out, **self.scratch(kernels, len(x), device)}
         if resident:
-            triton_experts.slot_product(x, ids, weights, self.host.to(device), **where)
+            kernels.slot_product(x, ids, weights, self.host.to(device), **where)
         else:
             where |= {"table": self.table.to(device), "host": pinned(self.host, device)}
-            triton_experts.slot_product(x, ids, weights, self.pool.to(device), **where)
+            kernels.slot_product(x, ids, weights, self.pool.to(device), **where)
+        assert not where["counter"].any()
         return out.cpu()
 
     def expected(self) -> torch.Tensor:
@@ -132,6 +153,7 @@ class Layer:
 @pytest.mark.parametrize(
     ("rows", "hidden", "width", "count"), [(1, 256, 64, 4), (3, 48, 20, 2), (2, 300, 130, 3)]
 )
+@KERNELS
 def test_products_agree_wherever_the_experts_lie(
     device: str,
     dtype: torch.dtype,
@@ -140,11 +162,12 @@ def test_products_agree_wherever_the_experts_lie(
     hidden: int,
     width: int,
     count: int,
+    kernels: ModuleType,
 ) -> None:
     layer = Layer(rows=rows, hidden=hidden, width=width, count=count, dtype=dtype)
-    got = layer.product(device)
+    got = layer.product(device, kernels=kernels)
     assert rms_ratio(got, layer.expected()) < tolerance
-    assert torch.equal(got, layer.product(device, resident=True))
+    assert torch.equal(got, layer.product(device, resident=True, kernels=kernels))
     plain = ref.slot_product(
         layer.x, layer.ids, layer.weights, layer.pool, table=layer.table, host=layer.host, base=6
     )
@@ -152,16 +175,20 @@ def test_products_agree_wherever_the_experts_lie(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_row_does_not_depend_on_the_others_and_padding_reads_nothing(device: str) -> None:
+@KERNELS
+def test_a_row_does_not_depend_on_the_others_and_padding_reads_nothing(
+    device: str, kernels: ModuleType
+) -> None:
     layer = Layer(rows=8, hidden=100, width=33, count=3, dtype=torch.bfloat16)
-    together = layer.product(device)
+    together = layer.product(device, kernels=kernels)
     for r in range(8):
-        assert torch.equal(layer.product(device, slice(r, r + 1))[0], together[r])
+        alone = layer.product(device, slice(r, r + 1), kernels=kernels)
+        assert torch.equal(alone[0], together[r])
     used = layer.ids[:5].unique() + 6
     unused = [n for n in range(12) if n not in used.tolist()]
     layer.ids[5:] = -1
     layer.host[unused] = float("nan")
-    padded = layer.product(device)
+    padded = layer.product(device, kernels=kernels)
     assert torch.equal(padded[:5], together[:5])
     assert torch.equal(padded[5:], torch.zeros_like(padded[5:]))
     plain = ref.slot_product(
@@ -171,22 +198,27 @@ def test_a_row_does_not_depend_on_the_others_and_padding_reads_nothing(device: s
 
 
 def settle(
-    layer: Layer, device: str, rows: slice = slice(None), *, repeats: int = 1
+    layer: Layer,
+    device: str,
+    rows: slice = slice(None),
+    *,
+    repeats: int = 1,
+    kernels: ModuleType = triton_experts,
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return the residual and its norm by each of `repeats` launches; the norm replaces x."""
-    hidden, width, count = layer.x.shape[1], layer.pool.shape[1] // 3, layer.ids.shape[1]
+    hidden = layer.x.shape[1]
     torch.manual_seed(hidden)
     before = torch.randn(8, hidden).to(layer.x.dtype)[rows][: len(layer.x[rows])].to(device)
     gain = (1 + 0.1 * torch.randn(hidden)).to(before)
     ids, weights = layer.ids[rows].int().to(device), layer.weights[rows].to(device)
     pool, table = layer.pool.to(device), layer.table.to(device)
     host = pinned(layer.host, device)
-    counter = torch.zeros(len(before), dtype=torch.int32, device=device)
-    shape = (len(before), count, triton_experts.part_count(width), hidden)
+    counter = layer.scratch(kernels, len(before), device)["counter"]
     outs = []
     for _ in range(repeats):
         x, residual = layer.x[rows].clone().to(device), before.clone()
-        got = triton_experts.slot_product(
+        scratch = layer.scratch(kernels, len(before), device) | {"counter": counter}
+        got = kernels.slot_product(
             x,
             ids,
             weights,
@@ -195,15 +227,14 @@ def settle(
             host=host,
             base=6,
             out=x,
-            parts=torch.full(shape, float("nan"), device=device),
-            counter=counter,
+            **scratch,
             residual=residual,
             gain=gain,
             eps=1e-6,
         )
         assert got is x
         outs.append((residual, got))
-    assert counter.tolist() == [0] * len(before)
+    assert not counter.any()
     added = before.cpu().double() + layer.expected()[rows]
     residual, normed = (t.cpu() for t in outs[0])
     tolerance = dict(DTYPES)[before.dtype]
@@ -219,13 +250,21 @@ def settle(
     ("rows", "hidden", "width", "count"),
     [(1, 256, 64, 4), (3, 48, 20, 2), (2, 300, 130, 3), (2, 16, 200, 3)],
 )
+@KERNELS
 def test_a_settled_product_is_added_and_normed(
-    device: str, dtype: torch.dtype, _: float, rows: int, hidden: int, width: int, count: int
+    device: str,
+    dtype: torch.dtype,
+    _: float,
+    rows: int,
+    hidden: int,
+    width: int,
+    count: int,
+    kernels: ModuleType,
 ) -> None:
     layer = Layer(rows=rows, hidden=hidden, width=width, count=count, dtype=dtype)
-    [(residual, normed)] = settle(layer, device)
+    [(residual, normed)] = settle(layer, device, kernels=kernels)
     for r in range(rows if dtype == torch.bfloat16 else 0):
-        [alone] = settle(layer, device, slice(r, r + 1))
+        [alone] = settle(layer, device, slice(r, r + 1), kernels=kernels)
         assert torch.equal(alone[0][0], residual[r])
         assert torch.equal(alone[1][0], normed[r])
 
@@ -260,7 +299,8 @@ def test_an_expert_has_32_parts_at_most() -> None:
 @pytest.mark.parametrize(("hidden", "width"), [(256, 64), (2_048, 768)])
 def test_every_launch_gives_the_same_bits(hidden: int, width: int) -> None:
     layer = Layer(rows=8, hidden=hidden, width=width, count=4, dtype=torch.bfloat16)
-    first, *others = settle(layer, "cuda", repeats=50)
+    kernels = wide_experts if is_wide(hidden) else triton_experts
+    first, *others = settle(layer, "cuda", repeats=50, kernels=kernels)
     for other in others:
         assert torch.equal(other[0], first[0])
         assert torch.equal(other[1], first[1])
@@ -270,4 +310,5 @@ def test_every_launch_gives_the_same_bits(hidden: int, width: int) -> None:
 def test_the_bundled_sizes_on_the_device() -> None:
     for count in (4, 8):
         layer = Layer(rows=8, hidden=2048, width=768, count=min(count, 6), dtype=torch.bfloat16)
-        assert rms_ratio(layer.product("cuda"), layer.expected()) < 1e-2
+        for kernels in (triton_experts, wide_experts):
+            assert rms_ratio(layer.product("cuda", kernels=kernels), layer.expected()) < 1e-2

@@ -15,10 +15,12 @@ import torch
 from strata.kernels.out_proj import Router, chunk_count, ref
 from strata.kernels.paged_attention import Splits, split_shape
 from strata.kernels.paged_attention import ref as attention
+from strata.kernels.wide import BLOCK_OUT, block_count, split_count
 from strata.lm.linear import Linear
 from tests.kernels.devices import DEVICES, check_norm, rms_ratio
 
 triton_out = pytest.importorskip("strata.kernels.out_proj.triton")
+wide_out = pytest.importorskip("strata.kernels.out_proj.wide")
 triton_attention = pytest.importorskip("strata.kernels.paged_attention.triton")
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
@@ -55,6 +57,17 @@ class Case:
     normalise: bool = True
     row: int | None = None
     masked: tuple[int, ...] = (0,)
+    wide: bool = False
+
+    def scratch(self, device: str) -> dict[str, torch.Tensor]:
+        """Return what programs hand to each other."""
+        if not self.wide:
+            shape = (self.rows, self.heads * chunk_count(self.dim), self.hidden)
+        else:
+            inner = self.heads * self.dim
+            outputs = BLOCK_OUT * block_count(self.hidden)
+            shape = (self.rows, inner + self.experts + outputs * split_count(inner))
+        return {"parts": torch.full(shape, NAN, device=device)}
 
     def splits(self) -> Splits:
         """Return random splits; `masked` ones saw no cell, those behind a position are NaN."""
@@ -118,21 +131,22 @@ class Case:
             )
         row = None if self.row is None else torch.tensor([self.row], device=target)
         if device:
-            parts = (rows, self.heads * chunk_count(self.dim), self.hidden)
-            counter = torch.zeros(rows, dtype=torch.int32, device=target)
-            triton_out.project_out(
+            places = rows + 1 + block_count(self.hidden)
+            counter = torch.zeros(places, dtype=torch.int32, device=target)
+            launch = wide_out.project_out if self.wide else triton_out.project_out
+            launch(
                 splits,
                 out,
                 gain,
                 eps=EPS,
                 residual=residual,
                 normed=normed,
-                parts=torch.full(parts, NAN, device=target),
                 counter=counter,
+                **self.scratch(target),
                 router=router,
                 row=row,
             )
-            assert counter.tolist() == [0] * rows
+            assert not counter.any()
         else:
             ref.project_out(
                 splits,
@@ -179,6 +193,8 @@ def check_choice(case: Case, got: Settled) -> None:
     assert rms_ratio(got.weights, shares) < 2 * TOLERANCE[case.dtype]
 
 
+WIDE = pytest.mark.parametrize("wide", [False, True], ids=["narrow", "wide"])
+
 CASES = {
     "one row": Case(rows=1, hidden=100, heads=3, count=1),
     "8 rows, every expert": Case(rows=8, heads=1, experts=5, chosen=5, normalise=False),
@@ -198,8 +214,9 @@ CASES = {
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 @pytest.mark.parametrize("name", CASES)
-def test_sum_norm_and_choice_agree(device: str, dtype: torch.dtype, name: str) -> None:
-    case = replace(CASES[name], dtype=dtype)
+@WIDE
+def test_sum_norm_and_choice_agree(device: str, dtype: torch.dtype, name: str, wide: bool) -> None:
+    case = replace(CASES[name], dtype=dtype, wide=wide)
     got, expected = case.run(device), case.run("")
     before, rows = case.residual, case.rows
     assert rms_ratio(got.residual[:rows], expected.residual[:rows]) < TOLERANCE[dtype]
@@ -212,10 +229,11 @@ def test_sum_norm_and_choice_agree(device: str, dtype: torch.dtype, name: str) -
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("positions", [None, (5, 130, 131, 128, 400, 127, 256, 500)])
+@WIDE
 def test_a_row_does_not_depend_on_the_others(
-    device: str, positions: tuple[int, ...] | None
+    device: str, positions: tuple[int, ...] | None, wide: bool
 ) -> None:
-    case = Case(rows=8, count=4, positions=positions, dtype=torch.bfloat16)
+    case = Case(rows=8, count=4, positions=positions, dtype=torch.bfloat16, wide=wide)
     together = case.run(device)
     assert together.ids is not None
     assert together.weights is not None
@@ -231,14 +249,15 @@ def test_a_row_does_not_depend_on_the_others(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_equal_experts_are_taken_from_the_lowest(device: str) -> None:
+@WIDE
+def test_equal_experts_are_taken_from_the_lowest(device: str, wide: bool) -> None:
     class Tied(Case):
         @property
         def weights(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             out, gain, router = super().weights
             return out, gain, router[:1].expand_as(router).contiguous()
 
-    got = Tied(experts=9, chosen=4).run(device)
+    got = Tied(experts=9, chosen=4, wide=wide).run(device)
     assert got.ids is not None
     assert got.ids.tolist() == [[0, 1, 2, 3]] * 2
 
@@ -246,9 +265,10 @@ def test_equal_experts_are_taken_from_the_lowest(device: str) -> None:
 @BROKEN
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("where", ["sums", "totals", "every score"])
-def test_a_broken_split_shows(device: str, where: str) -> None:
+@WIDE
+def test_a_broken_split_shows(device: str, where: str, wide: bool) -> None:
     """A maximum passes over NaN, so a split of broken scores may have none and a broken total."""
-    case = Case(experts=0, masked=())
+    case = Case(experts=0, masked=(), wide=wide)
     splits, whole = case.splits(), case.run(device)
     query = case.heads + 1  # of row 1
     if where == "sums":
@@ -292,7 +312,7 @@ def test_it_takes_the_attention_s_splits_as_they_come(device: str, page_cells: i
 @pytest.mark.parametrize(("hidden", "heads", "count"), [(256, 8, 300), (2_048, 16, 40)])
 def test_every_launch_gives_the_same_bits(hidden: int, heads: int, count: int) -> None:
     case = Case(rows=8, hidden=hidden, heads=heads, dim=64, count=count, experts=48, chosen=4)
-    case = replace(case, dtype=torch.bfloat16)
+    case = replace(case, dtype=torch.bfloat16, wide=hidden > 256)
     first = case.run("cuda")
     check_choice(case, first)
     splits = case.splits()

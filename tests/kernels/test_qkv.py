@@ -13,12 +13,14 @@ import pytest
 import torch
 
 from strata.kernels.qkv import CellStore, ref
+from strata.kernels.wide import split_count
 from strata.lm.layers import Rotary
 from strata.lm.linear import Linear
 from strata.lm.weights import AttentionWeights
 from tests.kernels.devices import DEVICES, rms_ratio
 
 triton_qkv = pytest.importorskip("strata.kernels.qkv.triton")
+wide_qkv = pytest.importorskip("strata.kernels.qkv.wide")
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
 EPS = 1e-6
@@ -59,6 +61,16 @@ class Case:
     slots: int = SLOTS
     table: tuple[int, ...] | None = (-1, 2, 0, -1, 1, -1)
     on_host: bool = True
+    wide: bool = False
+
+    def scratch(self, device: str) -> dict[str, torch.Tensor]:
+        """Return what the wide kernel's programs hand to each other."""
+        heads = self.heads + 2 * self.kv_heads
+        shape = (self.rows, heads * self.dim * split_count(self.hidden))
+        return {
+            "parts": torch.full(shape, NAN, device=device),
+            "counter": torch.zeros(heads, dtype=torch.int32, device=device),
+        }
 
     @property
     def normed(self) -> torch.Tensor:
@@ -96,9 +108,13 @@ class Case:
         rotary = Angles(self.dim)
         if device:
             inverse = rotary.inverse.to(target)
-            triton_qkv.project_cells(
-                normed, qkv, gains, inverse, positions, store, eps=EPS, q=q, cells=cells
+            launch = wide_qkv.project_cells if self.wide else triton_qkv.project_cells
+            scratch = self.scratch(target) if self.wide else {}
+            launch(
+                normed, qkv, gains, inverse, positions, store, eps=EPS, q=q, cells=cells, **scratch
             )
+            if self.wide:
+                assert not scratch["counter"].any()
         else:
             zero = torch.zeros(0)
             w = AttentionWeights(
@@ -135,6 +151,8 @@ def check(case: Case, device: str) -> Written:
     return got
 
 
+WIDE = pytest.mark.parametrize("wide", [False, True], ids=["narrow", "wide"])
+
 SHAPES = [
     Case(rows=8, page_cells=1, first=0, table=(0, -1, 3, 1, -1, -1, 2, -1), slots=4, hidden=16),
     Case(hidden=100, dim=24, kv_heads=3, heads=3),
@@ -148,44 +166,48 @@ SHAPES = [
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 @pytest.mark.parametrize("case", SHAPES, ids=range(len(SHAPES)))
+@WIDE
 def test_queries_and_cells_agree_and_go_where_they_belong(
-    device: str, dtype: torch.dtype, case: Case
+    device: str, dtype: torch.dtype, case: Case, wide: bool
 ) -> None:
-    check(replace(case, dtype=dtype), device)
+    check(replace(case, dtype=dtype, wide=wide), device)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_pages_without_a_slot_go_to_the_host_alone(device: str) -> None:
-    got = check(Case(rows=8, first=0, table=(-1,) * PAGES), device)
+@WIDE
+def test_pages_without_a_slot_go_to_the_host_alone(device: str, wide: bool) -> None:
+    got = check(Case(rows=8, first=0, table=(-1,) * PAGES, wide=wide), device)
     assert got.pool.isnan().all()
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("on_host", [False, True])
 @pytest.mark.parametrize(("page_cells", "first"), [(1, 2), (1, 0), (4, 13)])
+@WIDE
 def test_a_ring_takes_cells_by_their_modulus(
-    device: str, on_host: bool, page_cells: int, first: int
+    device: str, on_host: bool, page_cells: int, first: int, wide: bool
 ) -> None:
-    case = Case(
-        rows=5, kv_heads=2, page_cells=page_cells, first=first, table=None, on_host=on_host, slots=5
-    )
+    case = Case(rows=5, kv_heads=2, page_cells=page_cells, first=first, table=None, slots=5)
+    case = replace(case, on_host=on_host, wide=wide)
     got = check(case, device)
     assert page_cells != 1 or not got.pool.isnan().any()
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_ring_at_the_last_positions(device: str) -> None:
+@WIDE
+def test_a_ring_at_the_last_positions(device: str, wide: bool) -> None:
     """A phase of 130,000 radians: a sine that is not reduced first has no right digit left."""
     for dtype in TOLERANCE:
         case = Case(dim=32, first=131_064, rows=2, page_cells=1, table=None, on_host=False, slots=7)
-        check(replace(case, dtype=dtype), device)
+        check(replace(case, dtype=dtype, wide=wide), device)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("hidden", [48, 640])
-def test_a_row_does_not_depend_on_the_others(device: str, hidden: int) -> None:
+@WIDE
+def test_a_row_does_not_depend_on_the_others(device: str, hidden: int, wide: bool) -> None:
     case = Case(rows=8, hidden=hidden, dtype=torch.bfloat16, dim=32, heads=1, page_cells=1, first=4)
-    case = replace(case, table=None, on_host=False, slots=8)
+    case = replace(case, table=None, on_host=False, slots=8, wide=wide)
     together, rows = case.run(device), case.normed
     for r in (0, 3, 7):
         alone = replace(case, first=4 + r, rows=1).run(device, rows[r : r + 1])
@@ -207,7 +229,7 @@ def test_the_bundled_sizes_give_the_same_bits_every_time(
     hidden: int, heads: int, kv_heads: int
 ) -> None:
     case = Case(hidden=hidden, heads=heads, kv_heads=kv_heads, dim=64, rows=8, dtype=torch.bfloat16)
-    case = replace(case, page_cells=16, first=40)
+    case = replace(case, page_cells=16, first=40, wide=hidden > 256)
     first = check(case, "cuda")
     for _ in range(50):
         again = case.run("cuda")

@@ -12,6 +12,7 @@ from strata.bench.checks.routing import chose, one_value_router
 from strata.config import MAX_ROWS, PAGE_CELLS
 from strata.kernels import accept, embed, experts, head, out_proj, qkv
 from strata.kernels.paged_attention import Splits
+from strata.kernels.wide import counter_shape
 from strata.lm.layers import Rotary
 from strata.lm.linear import Linear
 from strata.lm.weights import AttentionWeights
@@ -73,6 +74,7 @@ def check_qkv(given: Inputs) -> bool:
         qkv.ref.project_cells(
             x, w, rotary, positions, want[0], eps=c.norm_eps, q=want[1], cells=want[2]
         )
+        floats = qkv.part_floats(c.hidden, c.heads + planes, c.head_dim)
         got = _cells(given, shape, host, at, given.device)
         qkv.project_cells(
             given.put(x),
@@ -89,6 +91,8 @@ def check_qkv(given: Inputs) -> bool:
             eps=c.norm_eps,
             q=got[1],
             cells=got[2],
+            parts=torch.zeros(ROWS, floats, device=given.device),
+            counter=_counter(given),
         )
         given.wait()
         pairs = [(got[1], want[1]), (got[2], want[2]), (got[0].pool, want[0].pool)]
@@ -129,7 +133,6 @@ def check_out_proj(given: Inputs) -> bool:
     sums = given.normal(queries, 3, c.head_dim).float()
     stats = torch.rand(2, queries, 3, generator=given.random) + 0.5
     router, places = one_value_router(given)
-    chunks = out_proj.chunk_count(c.head_dim)
     for row in (None, torch.tensor([ROWS - 1])):
         rows = ROWS if row is None else 1
         some = slice(0, rows * c.heads)
@@ -159,7 +162,10 @@ def check_out_proj(given: Inputs) -> bool:
             eps=c.norm_eps,
             residual=got,
             normed=got_normed,
-            parts=torch.zeros(rows, c.heads * chunks, c.hidden, device=given.device),
+            parts=torch.zeros(
+                out_proj.part_shape(rows, c.hidden, c.heads, c.head_dim, c.experts),
+                device=given.device,
+            ),
             counter=_counter(given),
             router=chosen if row is None else None,
             row=None if row is None else given.put(row),
@@ -190,7 +196,7 @@ def check_experts(given: Inputs) -> bool:
     exact = experts.ref.slot_product(
         x.float(), chosen, shares.float(), host.float(), table=None, host=None, base=0
     )
-    parts = (ROWS, c.experts_per_token, experts.part_count(c.expert_width), c.hidden)
+    parts = experts.part_shape(ROWS, c.experts_per_token, c.hidden, c.expert_width)
     settled = experts.Settled(
         residual=given.put(residual),
         gain=given.put(gain),
@@ -280,4 +286,6 @@ def check_accept(given: Inputs) -> bool:
 
 
 def _counter(given: Inputs) -> torch.Tensor:
-    return torch.zeros(ROWS, dtype=torch.int32, device=given.device)
+    c = given.config
+    shape = counter_shape(ROWS, c.hidden, c.heads + 2 * c.kv_heads)
+    return torch.zeros(shape, dtype=torch.int32, device=given.device)

@@ -7,7 +7,6 @@ bits however the past was cut.
 """
 
 import math
-import os
 
 import torch
 import triton
@@ -15,13 +14,12 @@ import triton.language as tl
 
 from strata.kernels.attention import BLOCK_CELLS
 from strata.kernels.device import on_device_of
+from strata.kernels.interpreted import INTERPRETED
 
 BLOCK_M = 128
 STAGES = 3
 WIDE_DIM = 128
 """Values of a head above which cells ahead of their use do not fit in shared memory."""
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Interpreted products take bfloat16 for integers, so operands are widened there."""
 
 
 @triton.jit

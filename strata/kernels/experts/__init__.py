@@ -13,9 +13,10 @@ import torch
 from strata.kernels import device
 from strata.kernels.experts import ref
 from strata.kernels.experts.ref import expert_product, grouped_product
+from strata.kernels.wide import is_wide
 from strata.lm.layers import rms_norm
 
-__all__ = ["Settled", "expert_product", "grouped_product", "part_count", "route", "slot_product"]
+__all__ = ["Settled", "expert_product", "grouped_product", "part_shape", "route", "slot_product"]
 
 MAX_CHUNKS = 32
 """Parts that an expert's width is cut into at most: as many programs share one expert's bytes."""
@@ -43,8 +44,8 @@ class Settled:
     gain: torch.Tensor  # [H]
     eps: float
     normed: torch.Tensor  # [R, H], the output
-    parts: torch.Tensor  # [R, k, part_count, H], float32 scratch
-    counter: torch.Tensor  # [R], int32, zero before and after
+    parts: torch.Tensor  # `part_shape`, float32 scratch
+    counter: torch.Tensor  # `wide.counter_shape`, int32, zero before and after
 
 
 def slot_product(
@@ -67,11 +68,12 @@ def slot_product(
     `x` itself, and no id is padding.
     """
     if device.has_kernels(x):
-        from strata.kernels.experts import triton
+        from strata.kernels.experts import triton, wide
 
+        launch = wide.slot_product if is_wide(x.shape[1]) else triton.slot_product
         if settled is None:
-            return triton.slot_product(x, ids, weights, pool, table=table, host=host, base=base)
-        return triton.slot_product(
+            return launch(x, ids, weights, pool, table=table, host=host, base=base)
+        return launch(
             x,
             ids,
             weights,
@@ -91,6 +93,13 @@ def slot_product(
         return product
     settled.residual.add_(product)
     return settled.normed.copy_(rms_norm(settled.residual, settled.gain, settled.eps))
+
+
+def part_shape(rows: int, count: int, hidden: int, width: int) -> tuple[int, ...]:
+    """Return the shape of the float32 scratch of rows with `count` experts of `width` each."""
+    if is_wide(hidden):
+        return (rows, count, hidden + width)
+    return (rows, count, part_count(width), hidden)
 
 
 def part_count(width: int) -> int:

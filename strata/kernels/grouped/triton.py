@@ -5,13 +5,12 @@ row, number row * k + place. Every product runs over fixed blocks in one order, 
 router order, so a row's bits depend on nothing but the row.
 """
 
-import os
-
 import torch
 import triton
 import triton.language as tl
 
 from strata.kernels.device import on_device_of
+from strata.kernels.interpreted import INTERPRETED
 
 BLOCK_ROWS = 64
 BLOCK_PAIRS = 64
@@ -19,8 +18,6 @@ BLOCK_COLUMNS = 64
 BLOCK_INNER = 64
 SORT_BLOCK = 4096
 SUM_BLOCK = 2048
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Interpreted products take bfloat16 for integers, so operands are widened there."""
 
 
 @triton.jit(do_not_specialize=["rows"])

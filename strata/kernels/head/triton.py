@@ -19,6 +19,9 @@ from strata.kernels.head.repeat import Repeat
 from strata.kernels.head.repeated import is_repeated, penalised
 from strata.kernels.overlap import let_next_begin, overlapped, wait_for_previous
 
+MOST_AT_ONCE = 4_096
+"""Blocks of the vocabulary that are compared side by side: a large one has tens of thousands."""
+
 
 @triton.jit
 def _noise_word(v, position, seed):
@@ -271,7 +274,13 @@ def draw(
             cut(logits, values, cuts, temperature, out.tokens, out.shares, at, repeat)
         else:
             _pick[(rows,)](
-                *best, out.tokens, out.shares, blocks, BLOCK=256, num_warps=4, **overlapped(x)
+                *best,
+                out.tokens,
+                out.shares,
+                blocks,
+                BLOCK=min(max(256, triton.next_power_of_2(blocks)), MOST_AT_ONCE),
+                num_warps=4 if blocks <= 256 else 16,
+                **overlapped(x),
             )
     return out
 

@@ -5,13 +5,12 @@ of a block, the rows of a query tile, the order of the reduction. What varies be
 grid, lengths) is never specialised on, so one binary serves them all.
 """
 
-import os
-
 import torch
 import triton
 import triton.language as tl
 
 from strata.kernels.device import on_device_of
+from strata.kernels.interpreted import INTERPRETED
 from strata.kernels.overlap import let_next_begin, overlapped, wait_for_previous
 from strata.kernels.paged_attention import SPLIT_CELLS, split_shape
 from strata.kernels.paged_attention.splits import Splits
@@ -24,8 +23,6 @@ REDUCE_DIMS = 16
 BLOCK_CELLS = {"dense": 64, "selected": 128}
 """Cells that a program of 16-bit values has at hand: few programs of a list want them at once."""
 LOG2_E = 1.4426950408889634  # scores are powers of two
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Interpreted products take bfloat16 for integers, so operands are widened there."""
 
 
 @triton.jit(

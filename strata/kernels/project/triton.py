@@ -4,13 +4,13 @@ A row's bits depend on nothing but the row: products run over fixed blocks in on
 """
 
 import math
-import os
 
 import torch
 import triton
 import triton.language as tl
 
 from strata.kernels.device import on_device_of
+from strata.kernels.interpreted import INTERPRETED
 
 BLOCK_ROWS = 64
 BLOCK_INNER = 64
@@ -18,8 +18,6 @@ BLOCK_COLUMNS = 64
 NORM_ROWS = 8
 TURN_ROWS = 32
 TURN = tl.constexpr(2 * math.pi)
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Interpreted products take bfloat16 for integers, so operands are widened there."""
 
 
 @triton.jit

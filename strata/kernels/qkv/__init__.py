@@ -12,10 +12,16 @@ import torch
 
 from strata.kernels import device
 from strata.kernels.qkv import ref
+from strata.kernels.wide import is_wide, split_count
 from strata.lm.layers import Rotary
 from strata.lm.weights import AttentionWeights
 
-__all__ = ["CellStore", "project_cells"]
+__all__ = ["CellStore", "part_floats", "project_cells"]
+
+
+def part_floats(hidden: int, heads: int, dim: int) -> int:
+    """Return what a row's programs hand to each other, in float32; `heads` are Q + 2K."""
+    return heads * dim * split_count(hidden) if is_wide(hidden) else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,26 +57,23 @@ def project_cells(
     eps: float,
     q: torch.Tensor,
     cells: torch.Tensor,
+    parts: torch.Tensor,
+    counter: torch.Tensor,
 ) -> None:
     """Write queries into `q` [R, Q, D] and new cells into `cells` [R, 2, K, D] and the store.
 
     `normed` [R, H] are the layer's normed inputs, `positions` [R] (int64, read when the kernel
     runs) say which cells they are. A cell goes to the host store, and to its page's slot if it has
-    one.
+    one. `parts` [R, `part_floats`] float32 at least is scratch, `counter` (`wide.counter_shape`,
+    int32) is zero before and after.
     """
-    if device.has_kernels(normed):
-        from strata.kernels.qkv import triton
-
-        triton.project_cells(
-            normed,
-            w.qkv.weight,
-            w.qk_norm,
-            rotary.inverse,
-            positions,
-            store,
-            eps=eps,
-            q=q,
-            cells=cells,
-        )
-    else:
+    if not device.has_kernels(normed):
         ref.project_cells(normed, w, rotary, positions, store, eps=eps, q=q, cells=cells)
+        return
+    from strata.kernels.qkv import triton, wide
+
+    args = (normed, w.qkv.weight, w.qk_norm, rotary.inverse, positions, store)
+    if is_wide(normed.shape[1]):
+        wide.project_cells(*args, eps=eps, q=q, cells=cells, parts=parts, counter=counter)
+    else:
+        triton.project_cells(*args, eps=eps, q=q, cells=cells)

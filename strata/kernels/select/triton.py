@@ -7,18 +7,15 @@ programs past a row's older pages return at once.
 
 from __future__ import annotations
 
-import os
-
 import torch
 import triton
 import triton.language as tl
 
 from strata.kernels.device import on_device_of
+from strata.kernels.interpreted import INTERPRETED
 from strata.kernels.overlap import let_next_begin, overlapped, wait_for_previous
 from strata.kernels.select.choose import choose_pages
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Triton's interpreter multiplies no 16-bit matrices: there operands are widened."""
 SCORE_BLOCK = 32
 """Pages a scoring program reads: their bounds stay in registers while it goes through heads."""
 DOT_BLOCK = 64
