@@ -12,7 +12,7 @@ import triton.language as tl
 from strata.kernels.device import on_device_of
 from strata.kernels.interpreted import INTERPRETED
 from strata.kernels.overlap import let_next_begin, overlapped, wait_for_previous
-from strata.kernels.paged_attention import SPLIT_CELLS, split_shape
+from strata.kernels.paged_attention import split_cells, split_shape
 from strata.kernels.paged_attention.splits import Splits
 
 TILE_ROWS = 8
@@ -225,7 +225,8 @@ def split_attention(
         q = q.contiguous()
     assert pages is None or pages.stride(1) == 1, "a row's pages are contiguous"
     page_cells, heads = pool.shape[1], kv_heads * group
-    split_pages = max(1, SPLIT_CELLS // page_cells)
+    split = split_cells(dim)
+    split_pages = max(1, split // page_cells)
     selected = pages is not None
     tile_rows = 1 if selected else TILE_ROWS
     block_m = max(16, triton.next_power_of_2(tile_rows * group))
@@ -254,7 +255,7 @@ def split_attention(
             SPLIT=split_pages * page_cells,
             ROWS=tile_rows,
             BLOCK_M=block_m,
-            BLOCK_N=BLOCK_CELLS["selected" if selected else "dense"]
+            BLOCK_N=min(split, BLOCK_CELLS["selected" if selected else "dense"])
             if q.element_size() == 2
             else 32,
             BLOCK_D=triton.next_power_of_2(dim),
