@@ -10,9 +10,10 @@ import triton
 import triton.language as tl
 
 from strata.kernels.device import on_device_of
+from strata.kernels.interpreted import INTERPRETED
 from strata.kernels.overlap import let_next_begin, overlapped, wait_for_previous
 from strata.kernels.paged_attention import Splits
-from strata.kernels.paged_attention.triton import INTERPRETED, LOG2_E
+from strata.kernels.paged_attention.triton import LOG2_E
 from strata.kernels.window_attention import WINDOW_SPLIT
 
 
