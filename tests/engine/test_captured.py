@@ -84,6 +84,13 @@ def test_refused_drafts_are_made_verified_and_given_back(
 
 
 SAMPLED = {"temperature": 0.9, "top_p": 0.9, "seed": 11}
+HOW: dict[Any, dict[str, Any]] = {
+    1: SAMPLED,
+    3: {"repeat_penalty": 1.3, "repeat_last_n": 30},
+    7: SAMPLED,
+    "auto": {**SAMPLED, "repeat_penalty": 1.2, "repeat_last_n": -1},
+}
+"""How sessions of so many drafts sample; others are greedy."""
 EVERY = 16
 """The experts of all layers of the stand-in model."""
 
@@ -94,8 +101,7 @@ EVERY = 16
 def test_rounds_are_those_of_the_engine(
     model: LanguageModel, reading: dict[str, Any], experts: int | None, drafts: Any
 ) -> None:
-    sampling = SAMPLED if drafts in (1, 7) else {}
-    params = SamplingParams(max_new=NEW, ignore_eos=True, **sampling)  # type: ignore[arg-type]
+    params = SamplingParams(max_new=NEW, ignore_eos=True, **HOW.get(drafts, {}))
     plain, captured = (
         open_session(model, captured=on, experts=experts, drafts=drafts, **reading)
         for on in (False, True)

@@ -29,6 +29,8 @@ SAMPLINGS: list[dict[str, Any]] = [
     {},
     {"temperature": 1.0, "seed": 7},
     {"temperature": 0.9, "top_k": 40, "top_p": 0.9, "min_p": 0.01, "seed": 3},
+    {"repeat_penalty": 1.5, "repeat_last_n": 9},
+    {"temperature": 0.9, "top_k": 40, "seed": 3, "repeat_penalty": 0.8, "repeat_last_n": -1},
 ]
 ENDINGS = ["length", "eos", "stop", "interrupt", "error"]
 
