@@ -19,7 +19,7 @@ from strata.cli.console import (
     warn,
 )
 from strata.cli.interrupts import EXIT_INTERRUPTED
-from strata.cli.output_file import check_output_file
+from strata.cli.output_file import check_folder, check_output_file
 from strata.cli.tune_group import SweepByDefault
 from strata.cli.tune_options import (
     DATABASE_NAME,
@@ -144,7 +144,7 @@ def run_trials(
     Where the plan's axes make several studies, each has a file with its name before FILE's. Exit
     code 0: every pair was measured; 1: part of them failed; 2: nothing was measured.
     """
-    check_output_file(jsonl, "--jsonl")
+    check_output_file(jsonl, "--jsonl", only_plain=True)
     with needs_extra("strata tune run-trials"):
         from strata.tuner.store import JsonlStore
         from strata.tuner.sweep import count_outcomes
@@ -170,6 +170,7 @@ def run_trials(
 @fail_cleanly()
 def report(study: StudyArgument, out: OutOption = DEFAULT_OUT, db: DbOption = None) -> None:
     """Write table and report of a stored study again, from the database alone."""
+    check_folder(out, "--out", must_exist=out != DEFAULT_OUT)
     with needs_extra("strata tune report"):
         from strata.tuner.store import open_database
     with open_database(db or out / DATABASE_NAME, read_only=True) as store:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from strata.cli.console import fail_cleanly, needs_extra, note, say, show_table
-from strata.cli.output_file import check_output_file, check_parent
+from strata.cli.output_file import check_folder, check_output_file, check_parent
 from strata.cli.tune_options import (
     DATABASE_NAME,
     DEFAULT_OUT,
@@ -19,6 +19,7 @@ from strata.cli.tune_options import (
     StudyArgument,
 )
 from strata.errors import StoreError, UsageError
+from strata.files import is_stream
 
 
 @fail_cleanly()
@@ -39,6 +40,7 @@ def import_(
     with needs_extra("strata tune import"):
         from strata.tuner.store import open_database, read_study, take_in
         from strata.tuner.sweep import count_pairs
+    check_folder(out, "--out")
     study, trials = read_study(file)
     with open_database(db or out / DATABASE_NAME) as store:
         new, known = take_in(store, study, trials, origin=str(file))
@@ -76,14 +78,15 @@ def export(
     if parquet is not None:
         check_parent(parquet, "--parquet")
     if optuna is not None:
-        check_output_file(optuna, "--optuna")
+        check_output_file(optuna, "--optuna", only_plain=True)
     with needs_extra("strata tune export"):
         from strata.tuner.dashboard import export_optuna
         from strata.tuner.store import export_jsonl, open_database
         from strata.tuner.store.parquet import export_parquet
     with open_database(db or out / DATABASE_NAME, read_only=True) as store:
         if jsonl is not None:
-            say(f"{export_jsonl(store, study, jsonl)} trials in {jsonl}")
+            written = f"{export_jsonl(store, study, jsonl)} trials in {jsonl}"
+            note(written) if is_stream(jsonl) else say(written)
         if parquet is not None:
             say(f"{export_parquet(store, study, parquet)} trials in {parquet}")
         if optuna is not None:

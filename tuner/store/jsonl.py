@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from strata.errors import StoreError
-from strata.files import write_whole
+from strata.files import is_stream, write_whole
 from strata.tuner.arms import ORDER
 from strata.tuner.fields import shown
 from strata.tuner.record import TrialRecord
@@ -106,9 +106,10 @@ def export_jsonl(store: TrialStore, study: str, path: Path) -> int:
     trials = store.every_trial(record.study)
     lines = [_study_line(record), *(trial.to_line() for trial in trials)]
     try:
-        beside(path).unlink(missing_ok=True)
+        if not (streams := is_stream(path)):
+            beside(path).unlink(missing_ok=True)
         write_whole(path, "".join(line + "\n" for line in lines).encode())
-        if path.is_file():
+        if not streams:
             facts = FileFacts.of(path, rows=len(lines))
             write_manifest(beside(path), study=record.study, files={path.name: facts})
     except OSError as error:
