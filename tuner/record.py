@@ -133,7 +133,7 @@ class TrialRecord:
         """Read a record; raise StoreError that names `origin` and the key at fault."""
         if not isinstance(value, dict):
             raise StoreError(f"{origin}: expected a JSON object, got {type(value).__name__}")
-        if value.get("record") not in _LACKING:
+        if not isinstance(value.get("record"), str) or value["record"] not in _LACKING:
             got = shown(value.get("record"))
             raise StoreError(f"{origin}: expected record {SCHEMA!r}, got {got}")
         columns = _columns_of(value["record"])
