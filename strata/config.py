@@ -18,6 +18,7 @@ PAGE_CELLS = 16
 MAX_PAGE_CELLS = 1_024
 DEFAULT_RING_CELLS = {"cuda": 32_768, "cpu": 1_024}
 DEFAULT_MAX_NEW = 256
+DEFAULT_DRAFTS = 1
 MAX_DRAFTS = 7
 MAX_ROWS = MAX_DRAFTS + 1
 """Rows of a verify window at most: the last token and the drafts."""
@@ -28,6 +29,7 @@ WINDOW_SLACK_CELLS = 9
 """The drafter's ring holds its window plus one round of drafts, the bonus token and one spare."""
 
 Victims = Literal["clock", "lrfu"]
+DEFAULT_VICTIMS: Victims = "clock"
 Prefetch = Literal["none", "pages", "experts", "all"]
 """What captured and launched rounds fetch before it is asked for."""
 DEFAULT_PREFETCH: Prefetch = "experts"
@@ -89,14 +91,55 @@ def tail_pages(page_cells: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """How many cells the drafter reads: so many, 0 for all, and perhaps no more than the ring."""
+
+    cells: int = 0
+    within_ring: bool = False
+
+    def reach(self, *, pool_cells: int, max_context: int) -> int:
+        """Return W in a session that reserves `pool_cells` and may reach `max_context`."""
+        limits = [max_context]
+        if self.cells:
+            limits.append(self.cells)
+        if self.within_ring:
+            limits.append(pool_cells)
+        return min(limits)
+
+    @property
+    def word(self) -> int | str:
+        """Return the rule as a policy table writes it; ``auto`` there is the ring, and stays so."""
+        if not self.within_ring:
+            return self.cells
+        return f"min(ring, {self.cells})" if self.cells else "auto"
+
+    @classmethod
+    def of_word(cls, word: int | str) -> Window:
+        """Return the rule that `word` writes; raise ValueError for what is none."""
+        if isinstance(word, int):
+            return cls(cells=word)
+        if word == "auto":
+            return cls(within_ring=True)
+        if found := re.fullmatch(WINDOW_PATTERN, word, re.ASCII):
+            return cls(cells=int(found[1]), within_ring=True)
+        raise ValueError(f"{word!r} names no window")
+
+
+WINDOW_PATTERN = r"min\(ring, ([1-9][0-9]{0,8})\)"
+AUTO_WINDOW = Window(within_ring=True)
+"""What a session reads that was told no window."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KvConfig:
     """The knobs of the K/V ring, as a user gives them."""
 
     resident_cells: int | None = None
     """The cap (`--kv-resident`); 0 keeps the whole context resident, None is ``auto``."""
     ring_default_cells: int | None = None
-    """None takes the device's entry of DEFAULT_RING_CELLS."""
-    victims: Victims = "clock"
+    """None takes the policy table's, else the device's entry of DEFAULT_RING_CELLS."""
+    victims: Victims | None = None
+    """None takes the policy table's, else DEFAULT_VICTIMS."""
     selection: Selection = Selection()
     page_cells: int = PAGE_CELLS
 
@@ -106,11 +149,17 @@ class SpecConfig:
     """The knobs of the drafter."""
 
     drafts: int | Literal["auto"] | None = None
-    """Tokens drafted a round; 0 is off, None takes 1 where the model has an MTP layer."""
+    """Tokens drafted a round; 0 is off.
+
+    None takes the policy table's, else DEFAULT_DRAFTS, where the model has an MTP layer.
+    """
     min_p: float = 0.0
     """Stop drafting when the drafter gives its own token less than this probability."""
     window_cells: int | None = None
-    """W: the drafter reads the last W cells; 0 is all, None (``auto``) is the session's ring."""
+    """W: the drafter reads the last W cells; 0 is all.
+
+    None (``auto``) takes the policy table's, else AUTO_WINDOW.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

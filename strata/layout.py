@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from strata.arena import block_bytes, outside_bytes, tensor_bytes
-from strata.config import DEFAULT_PREFETCH, Prefetch, Selection, Victims
+from strata.config import DEFAULT_PREFETCH, Prefetch, Selection, Victims, Window
 from strata.draft.ring import ring_shape
 from strata.errors import BudgetError
 from strata.kernels import device
@@ -36,8 +36,7 @@ class Demand:
     drafting: bool
     rows: int
     """Rows of a round at most."""
-    window_cells: int | None
-    """W as given: None follows the ring, 0 is everything."""
+    window_rule: Window
     victims: Victims
     budget_bytes: int | None
     prefetch: Prefetch = DEFAULT_PREFETCH
@@ -54,8 +53,7 @@ class Demand:
 
     def window(self, pool_cells: int) -> int:
         """Return the drafter's window in cells for a pool of `pool_cells`."""
-        w = pool_cells if self.window_cells is None else self.window_cells
-        return min(w, self.max_context) if w else self.max_context
+        return self.window_rule.reach(pool_cells=pool_cells, max_context=self.max_context)
 
     def geometry(self, pool_cells: int) -> KvGeometry:
         """Return the K/V geometry of a pool of `pool_cells`, whole pages."""

@@ -29,7 +29,7 @@ from strata.parked import Parked
 from strata.policy import RingDecision
 from strata.prompt import PromptRunner
 from strata.sampling import Sampler
-from strata.switches import decide_ring, resolve_drafts, session_demand
+from strata.switches import plan_session
 from strata.token_ids import token_ids
 
 
@@ -237,13 +237,12 @@ def create_session(
     Raises UsageError for switches that cannot be, BudgetError for memory that cannot hold them,
     TableError for a policy table that was named and is no good.
     """
-    drafts = resolve_drafts(model, config)
-    demand = session_demand(model, config, drafts, prompt_cells=prompt_cells, max_new=max_new)
-    decision, warnings = decide_ring(model, config, demand, drafts, environ)
-    warnings = [*model.config.warnings, *warnings]
+    plan = plan_session(model, config, prompt_cells=prompt_cells, max_new=max_new, environ=environ)
+    demand, decision = plan.demand, plan.decision
+    warnings = [*model.config.warnings, *plan.warnings]
     slots = demand.most_experts(decision.pool_cells)
     arena = Arena(demand.arena_bytes(decision.pool_cells, slots), model.device)
-    kv = KvCache(demand.geometry(decision.pool_cells), config.kv.victims, arena)
+    kv = KvCache(demand.geometry(decision.pool_cells), demand.victims, arena)
     experts: ExpertCache = (
         ResidentExperts(model.device_experts())
         if slots is None
@@ -270,10 +269,10 @@ def create_session(
         buffers = {name: arena.take("round buffers", *spec) for name, spec in specs.items()}
         capture = config.rounds == "captured"
         engine = CapturedEngine(model, kv, experts, drafter, buffers=buffers, capture=capture)
-    plan = demand.prompt_plan(decision.pool_cells, slots)
-    if plan is not None:
-        engine.prompt = PromptRunner(model, kv, experts, plan, arena)
-    return Session(engine, arena, decision, warnings, drafts, config.spec.min_p, window)
+    prompt = demand.prompt_plan(decision.pool_cells, slots)
+    if prompt is not None:
+        engine.prompt = PromptRunner(model, kv, experts, prompt, arena)
+    return Session(engine, arena, decision, warnings, plan.drafts, config.spec.min_p, window)
 
 
 def _draft_count(drafts: int | str, device: torch.device) -> DraftCount:

@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from strata.config import AUTO_WINDOW, Window
 from strata.errors import TableError
 from strata.models.inference import mean_bounds
 from strata.passages import documents
@@ -128,7 +129,6 @@ def pair_of(table: PolicyTable, entry: Entry, passage: str, *, max_new: int) -> 
     drafting = entry.mode == "on"
     need = need_cells(prompt_cells=entry.tier_cells, max_new=max_new, page_cells=page)
     context = need if own.context == "own" else -(-own.context // page) * page
-    window = None if own.mtp_window == "auto" or not drafting else own.mtp_window
     return PairSpec(
         study="check",
         split="fresh",
@@ -137,18 +137,31 @@ def pair_of(table: PolicyTable, entry: Entry, passage: str, *, max_new: int) -> 
         passage=passage,
         mode=entry.mode,
         spec=own.spec if drafting else 0,
-        mtp_window_cells=window,
+        mtp_window_cells=_window_cells(own) if drafting else None,
         default_ring_cells=table.default_ring_cells,
         arm_ring_cells=entry.ring_cells,
         select=own.select,
         page_cells=page,
-        victims="lrfu" if own.victims == "lrfu" else "clock",
+        victims=own.victims,
         vram_budget_bytes=own.vram_budget_bytes,
         context_cells=context,
         max_new=max_new,
         warm_up=WARM_UP_TOKENS,
         min_decode_s=None,
     )
+
+
+def _window_cells(measured: Fingerprint) -> int | None:
+    """Return W as a pair names it, None for the rule of a session that is told none."""
+    window = Window.of_word(measured.mtp_window)
+    if window == AUTO_WINDOW:
+        return None
+    if window.within_ring:
+        raise TableError(
+            f"its drafter read {measured.mtp_window} (auto is the ring), which no pair measures "
+            "any more; measure its study again"
+        )
+    return window.cells
 
 
 def judge(table: PolicyTable, entry: Entry, runs: Sequence[Sequence[TrialRecord]]) -> Checked:

@@ -86,22 +86,19 @@ def fingerprint(study: StudyRecord) -> Fingerprint:
 
 
 def usage_line(study: StudyRecord, table_path: str) -> str:
-    """Return the command that generates under the study's conditions with its table."""
+    """Return the command that generates under the study's conditions with its table.
+
+    What the session takes from the table by itself is not in it.
+    """
     plan = study.read_plan()
     session = plan.session
     words = ["--kv-ring-policy", "learned", "--kv-ring-table", table_path]
     if plan.model != "bundled":
         words += ["--model", plan.model]
-    drafting = "on" in plan.grid.modes
-    words += ["--spec", str(session.drafts if drafting else 0)]
-    if plan.grid.default_ring != "auto":
-        words += ["--kv-ring-default", str(study.default_ring_cells)]
-    if drafting and session.mtp_window != "auto":
-        words += ["--mtp-window", str(session.mtp_window)]
+    if "on" not in plan.grid.modes:
+        words += ["--spec", "0"]
     if session.select != "0":
         words += ["--kv-select", session.select]
-    if session.victims != "clock":
-        words += ["--kv-evict", session.victims]
     if session.page != PAGE_CELLS:
         words += ["--kv-page", str(session.page)]
     if session.vram_budget is not None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from strata.errors import BudgetError, StrataError, UsageError
 from strata.lm import LanguageModel
-from strata.switches import decide_ring, resolve_drafts, session_demand
+from strata.switches import plan_session
 from strata.tuner.arms import ORDER, ArmGrid, PairSpec, lay_grid
 from strata.tuner.environment import EngineFacts
 from strata.tuner.plan import Plan
@@ -49,15 +49,14 @@ def _sides(grid: ArmGrid) -> dict[tuple[PairSpec, int], None]:
 def _refuse(model: LanguageModel, side: PairSpec, ring_cells: int, hint: str) -> None:
     """Raise StrataError where a session refuses its switches or takes another ring."""
     config = session_config(side, ring_cells)
-    drafts = resolve_drafts(model, config)
-    demand = session_demand(
-        model, config, drafts, prompt_cells=side.depth_cells, max_new=side.max_new
+    session = plan_session(
+        model, config, prompt_cells=side.depth_cells, max_new=side.max_new, environ={}
     )
-    decision, warnings = decide_ring(model, config, demand, drafts, {})
-    if decision.ring_cells != ring_cells:
+    taken = session.decision.ring_cells
+    if taken != ring_cells:
         whole_pages = f"a ring is whole pages of {side.page_cells} cells"
-        reason = whole_pages if ring_cells % side.page_cells else "; ".join(warnings)
-        raise StrataError(f"a session takes {decision.ring_cells} cells there ({reason}){hint}")
+        reason = whole_pages if ring_cells % side.page_cells else "; ".join(session.warnings)
+        raise StrataError(f"a session takes {taken} cells there ({reason}){hint}")
 
 
 def _default_words(plan: Plan, grid: ArmGrid, ring_cells: int) -> str:

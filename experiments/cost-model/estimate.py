@@ -19,6 +19,7 @@ from scipy import stats
 
 from strata.cli.model_estimate import geometry_of
 from strata.cli.model_ledger import Ask, Ledger, checkpoint_folder
+from strata.config import Window
 from strata.models.baselines import SETTING
 from strata.models.device_profile import load_profile
 from strata.models.evaluate import configurations, finished
@@ -65,7 +66,7 @@ def ask_of(row: dict[str, object]) -> Ask:
         drafts=drafts,
         select=str(row["select"]),
         page_cells=int(row["page_cells"]),
-        window_cells=int(row["mtp_window_cells"]) if drafts else None,
+        window=Window(cells=int(row["mtp_window_cells"]) if drafts else 0),
         budget_bytes=int(row["vram_budget_bytes"]),
         context_cells=int(row["context_cells"]),
     )

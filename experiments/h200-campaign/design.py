@@ -16,6 +16,7 @@ from pathlib import Path
 import pandas as pd
 
 from strata.cli.model_ledger import Ask, Ledger
+from strata.config import Window
 from strata.errors import BudgetError
 from strata.lm import bundled_model_path
 from strata.models.evaluate import finished
@@ -67,7 +68,7 @@ def sessions(plan: Plan, ledger: Ledger, budget_mib: int) -> pd.DataFrame:
                     drafts=plan.session.drafts if mode == "on" else 0,
                     select=plan.session.select,
                     page_cells=plan.session.page,
-                    window_cells=int(plan.session.mtp_window),
+                    window=Window(cells=int(plan.session.mtp_window)),
                     budget_bytes=budget_mib << 20,
                     context_cells=plan.context_cells(tier),
                 )
@@ -91,7 +92,7 @@ def row(ask: Ask, mode: str, ring: int, slots: float) -> dict[str, object]:
         "ring_cells": ring,
         "pool_cells": ask.pool_cells(ring),
         "page_cells": ask.page_cells,
-        "mtp_window_cells": ask.window_cells,
+        "mtp_window_cells": ask.window.cells,
         "select": ask.select,
         "expert_slots": slots,
     }

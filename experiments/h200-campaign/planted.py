@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cost-model"))
 from grid import read_grid
 
 from strata.cli.model_ledger import Ask, Ledger, checkpoint_folder
+from strata.config import Window
 from strata.errors import BudgetError
 from strata.models.evaluate import finished
 from strata.models.latency import RoundTime
@@ -183,7 +184,7 @@ def _slots(grid: ArmGrid) -> dict[tuple[int, str, int], int | None]:
             drafts=session.drafts if arm.mode == "on" else 0,
             select=session.select,
             page_cells=session.page,
-            window_cells=None if session.mtp_window == "auto" else session.mtp_window,
+            window=Window(cells=int(session.mtp_window)),
             budget_bytes=session.vram_budget,
             context_cells=None if session.context == "own" else session.context,
         )

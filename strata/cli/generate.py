@@ -105,7 +105,7 @@ def generate(
     kv_ring_default: opt.KvRingDefault = None,
     kv_ring_policy: opt.KvRingPolicy = None,
     kv_ring_table: opt.KvRingTable = None,
-    kv_evict: opt.KvEvict = opt.DEFAULT_EVICT,
+    kv_evict: opt.KvEvict = None,
     kv_select: opt.KvSelect = opt.DEFAULT_SELECT,
     kv_page: opt.KvPage = PAGE_CELLS,
     vram_budget: opt.VramBudget = None,

@@ -15,6 +15,7 @@ from strata.cli.model_chosen import Chosen
 from strata.cli.model_grid import Scenario, lay_grid
 from strata.cli.model_ledger import Ask, Ledger, checkpoint_folder
 from strata.config import (
+    AUTO_WINDOW,
     DEFAULT_MAX_NEW,
     DEFAULT_RING_CELLS,
     PAGE_CELLS,
@@ -153,7 +154,11 @@ def _scenario(
             f"study measured {measured.model_hash[:12]}; its misses are no guide to another's"
         )
     selection = select or ("0" if measured is None else measured.select)
-    width = window or ("auto" if measured is None else str(measured.mtp_window))
+    width: int | str = AUTO_WINDOW.word
+    if window is None and measured is not None:
+        width = measured.mtp_window
+    elif window not in (None, "auto"):
+        width = parse_cells(window, name="--mtp-window")
     return Scenario(
         conditions=Fingerprint(
             device=profile.name,
@@ -161,7 +166,7 @@ def _scenario(
             kv_dtype=profile.kv_dtype,
             page_cells=PAGE_CELLS if measured is None else measured.page_cells,
             select=str(Selection.parse(selection)),
-            mtp_window="auto" if width == "auto" else parse_cells(width, name="--mtp-window"),
+            mtp_window=width,
         ),
         max_new=chosen.max_new or DEFAULT_MAX_NEW,
         default_ring_cells=DEFAULT_RING_CELLS[profile.kind],

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from strata.cli.model_ledger import Ask, Ledger, candidate_rings
+from strata.config import Window
 from strata.errors import BudgetError
 from strata.policy import Fingerprint
 
@@ -35,7 +36,7 @@ class Scenario:
             drafts=drafts,
             select=c.select,
             page_cells=c.page_cells,
-            window_cells=None if c.mtp_window == "auto" else c.mtp_window,
+            window=Window.of_word(c.mtp_window),
             budget_bytes=self.budget_bytes,
             context_cells=None if c.context == "own" else c.context,
         )
@@ -101,7 +102,7 @@ def _row(
         "default_ring_cells": default_cells,
         "pool_cells": pool,
         "page_cells": ask.page_cells,
-        "mtp_window_cells": pool if ask.window_cells is None else ask.window_cells,
+        "mtp_window_cells": ask.window.reach(pool_cells=pool, max_context=ask.whole_cells),
         "select": ask.select,
         "expert_slots": float("nan") if left is None else left,
         "obstacle": obstacle,

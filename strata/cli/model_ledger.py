@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from strata.config import KvConfig, Selection
+from strata.config import DEFAULT_VICTIMS, Selection, Window
 from strata.errors import CheckpointError, UsageError
 from strata.layout import Demand
 from strata.lm import LanguageModel, bundled_model_path
@@ -34,7 +34,7 @@ class Ask:
     drafts: int
     select: str
     page_cells: int
-    window_cells: int | None
+    window: Window
     budget_bytes: int | None
     context_cells: int | None = None
     """None reserves for its own need alone."""
@@ -90,8 +90,8 @@ class Ledger:
             selection=Selection.parse(ask.select),
             drafting=ask.drafts > 0,
             rows=1 + ask.drafts,
-            window_cells=ask.window_cells,
-            victims=KvConfig().victims,
+            window_rule=ask.window,
+            victims=DEFAULT_VICTIMS,
             budget_bytes=ask.budget_bytes,
         )
 

@@ -20,11 +20,11 @@ from strata.cli.policy_view import (
     table_entries,
     table_facts,
 )
-from strata.cli.tune_options import DATABASE_NAME, DEFAULT_OUT
+from strata.cli.tune_options import DATABASE_NAME, DEFAULT_OUT, DeviceOption
 from strata.config import DEFAULT_MAX_NEW, PAGE_CELLS
 from strata.errors import TableError, UsageError
-from strata.policy import load_table, parse_resident, save_table, user_folder
-from strata.policy.explain import Question, explain_ring
+from strata.openmp import calm
+from strata.policy import check_policy, load_table, parse_resident, save_table, user_folder
 from strata.policy.table_file import read_document
 from strata.units import parse_cells
 
@@ -100,86 +100,62 @@ def explain(
         ),
     ] = None,
     max_new: Annotated[int, typer.Option(help="New tokens at most.")] = DEFAULT_MAX_NEW,
-    device: Annotated[
-        str, typer.Option(metavar="auto|cuda|cpu", help="Whose default ring to assume.")
-    ] = "auto",
+    model: Annotated[
+        Path | None, typer.Option(help="Checkpoint folder.", show_default="the bundled model")
+    ] = None,
+    device: DeviceOption = "auto",
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads that decode.", show_default="1")
+    ] = None,
     kv_resident: opt.KvResident = None,
     kv_ring_default: opt.KvRingDefault = None,
-    kv_evict: Annotated[
-        str | None,
-        typer.Option(
-            metavar="|".join(opt.VICTIMS),
-            help="Whose slot a missing page takes.",
-            show_default=f"the table's, else {opt.DEFAULT_EVICT}",
-        ),
-    ] = None,
-    kv_select: Annotated[
-        str | None,
-        typer.Option(
-            metavar="CELLS|depth/N",
-            help="Cells a row reads; 0 is all.",
-            show_default=f"the table's, else {opt.DEFAULT_SELECT}",
-        ),
-    ] = None,
-    kv_page: Annotated[
-        int | None,
-        typer.Option(
-            metavar="CELLS", help="Cells of a page.", show_default=f"the table's, else {PAGE_CELLS}"
-        ),
-    ] = None,
+    kv_evict: opt.KvEvict = None,
+    kv_select: opt.KvSelect = opt.DEFAULT_SELECT,
+    kv_page: opt.KvPage = PAGE_CELLS,
     vram_budget: opt.VramBudget = None,
     max_context: opt.MaxContext = None,
     spec: opt.Spec = None,
     no_mtp: opt.NoMtp = False,
-    mtp_window: Annotated[
-        str | None,
-        typer.Option(
-            metavar="CELLS|auto",
-            help="Cells the drafter reads; 0 is all.",
-            show_default=f"the table's, else {opt.AUTO}",
-        ),
-    ] = None,
+    mtp_window: opt.MtpWindow = opt.AUTO,
 ) -> None:
     """Print the ring that a session would get, with the line it would print, and why.
 
-    It asks the functions that a session asks. No model is loaded: what only a model could tell
-    is assumed, or taken from the table, and said.
+    It loads the model and asks the function that a session asks, on this device; nothing is
+    reserved and nothing is run.
     """
     config = opt.session_config(
         kv_resident=kv_resident,
         kv_ring_default=kv_ring_default,
         kv_ring_policy=policy,
         kv_ring_table=table,
-        kv_evict=opt.DEFAULT_EVICT if kv_evict is None else kv_evict,
-        kv_select="0" if kv_select is None else kv_select,
-        kv_page=PAGE_CELLS if kv_page is None else kv_page,
+        kv_evict=kv_evict,
+        kv_select=kv_select,
+        kv_page=kv_page,
         vram_budget=vram_budget,
         max_context=max_context,
         spec=spec,
         no_mtp=no_mtp,
-        mtp_window="auto" if mtp_window is None else mtp_window,
+        mtp_window=mtp_window,
     )
-    window = config.spec.window_cells
-    question = Question(
-        depth_cells=parse_cells(depth, name="--depth"),
-        max_new=max_new,
-        policy=config.policy,
-        table=config.table,
-        kv_resident=config.kv.resident_cells,
-        ring_default_cells=config.kv.ring_default_cells,
-        max_context_cells=config.max_context_cells,
-        device_kind=_device_kind(device, needed=kv_ring_default is None),
-        spec=config.spec.drafts,
-        page_cells=kv_page,
-        select=None if kv_select is None else str(config.kv.selection),
-        mtp_window=None if mtp_window is None else "auto" if window is None else window,
-        victims=None if kv_evict is None else config.kv.victims,
-        vram_budget_bytes=config.vram_budget_bytes,
-    )
-    explanation = explain_ring(question, os.environ)
-    warn(explanation.warnings)
-    say(explanation.decision.log_line)
-    for name, value in decision_reasons(explanation):
+    config.check()
+    cells = parse_cells(depth, name="--depth")
+    if cells < 1:
+        raise UsageError(f"--depth: {cells} cells are no prompt; name at least one")
+    if max_new < 1:
+        raise UsageError(f"--max-new: {max_new} is not a number of new tokens from 1 up")
+    check_policy(policy=config.policy, table=config.table, environ=os.environ)
+
+    calm()
+    from strata.device import set_decode_threads
+    from strata.lm import bundled_model_path, load_model
+    from strata.switches import plan_session
+
+    warn(set_decode_threads(threads))
+    loaded = load_model(model or bundled_model_path(), device)
+    plan = plan_session(loaded, config, prompt_cells=cells, max_new=max_new, environ=os.environ)
+    warn([*loaded.config.warnings, *plan.warnings])
+    say(plan.decision.log_line)
+    for name, value in decision_reasons(plan):
         say(f"  {name:<13}{value}")
 
 
@@ -268,13 +244,3 @@ def _only_study(store: TrialStore) -> str:
         listed = ", ".join(f"{item.study} ({item.name})" for item in studies) or "none"
         raise UsageError(f"--study: name one of the studies in the database: {listed}")
     return studies[0].study
-
-
-def _device_kind(text: str, *, needed: bool) -> str:
-    if text not in ("auto", "cuda", "cpu"):
-        raise UsageError(f"--device: {text!r} is none of auto, cuda, cpu")
-    if text != "auto" or not needed:
-        return "cpu" if text == "cpu" else "cuda"
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"

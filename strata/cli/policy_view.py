@@ -12,7 +12,6 @@ from rich.text import Text
 
 from strata.policy import Entry, PolicyTable
 from strata.policy.diff import TableDiff
-from strata.policy.explain import Explanation
 from strata.policy.fingerprint import FIELDS
 from strata.policy.places import places_by
 from strata.policy.table import decision_key
@@ -21,6 +20,7 @@ from strata.units import format_cells
 
 if TYPE_CHECKING:
     from strata.models.backtest import Backtest
+    from strata.switches import SessionPlan
     from strata.tuner.check import Checked
 
 
@@ -133,28 +133,30 @@ def checked_table(found: Sequence[Checked], margin_ratio: float) -> Table:
     return grid
 
 
-def decision_reasons(explanation: Explanation) -> list[tuple[str, object]]:
+def decision_reasons(plan: SessionPlan) -> list[tuple[str, object]]:
     """Return why a ring was decided, as (name, value)."""
-    decision, request = explanation.decision, explanation.request
+    decision, request, demand = plan.decision, plan.request, plan.demand
     lines: list[tuple[str, object]] = [
         ("ring", f"{decision.ring_cells} cells, of which {decision.pool_cells} are reserved"),
         ("why", decision.reason),
-        ("policy", f"{request.policy}, from {explanation.resolved.policy_origin}"),
+        ("policy", f"{request.policy}, from {plan.resolved.policy_origin}"),
         ("need", f"{decision.need_cells} cells in pages of {request.page_cells}"),
         ("max context", f"{request.max_context_cells} cells"),
         ("floor", f"{decision.floor_cells} cells"),
         ("cap", f"{decision.cap_cells} cells"),
         ("minimum", f"{decision.minimum_cells} cells"),
         ("default", f"{request.default_cells} cells"),
+        ("drafts", f"{plan.drafts} a round" if plan.drafts else "none"),
     ]
+    if demand.drafting:
+        lines.append(("window", f"{demand.window(decision.pool_cells)} cells"))
     if request.policy == "learned":
         lines += [
-            ("drafter", request.mode),
             ("tier", decision.tier or "none"),
             ("table", decision.table or "none"),
             ("gain", decision.gain or "none expected"),
         ]
-    return lines + [("assumed", text) for text in explanation.assumptions]
+    return lines
 
 
 def backtest_table(result: Backtest) -> Table:

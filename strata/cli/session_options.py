@@ -8,8 +8,10 @@ import typer
 
 from strata.cli.completion import policies
 from strata.config import (
+    DEFAULT_DRAFTS,
     DEFAULT_PREFETCH,
     DEFAULT_RING_CELLS,
+    DEFAULT_VICTIMS,
     MAX_DRAFTS,
     PAGE_CELLS,
     KvConfig,
@@ -28,9 +30,9 @@ _RING, _DRAFTER = "K/V ring", "Drafter"
 Word = TypeVar("Word", bound=str)
 
 AUTO = "auto"
+TABLE = "that of an obeyed table"
 VICTIMS: tuple[Victims, ...] = get_args(Victims)
 PREFETCH: tuple[Prefetch, ...] = get_args(Prefetch)
-DEFAULT_EVICT: str = KvConfig().victims
 DEFAULT_SELECT = str(KvConfig().selection)
 DEFAULT_MIN_P = SpecConfig().min_p
 
@@ -48,7 +50,7 @@ KvRingDefault = Annotated[
     typer.Option(
         metavar="CELLS",
         help="The default ring.",
-        show_default="{cuda} on a GPU, {cpu} on a CPU".format(**DEFAULT_RING_CELLS),
+        show_default=TABLE + ", else {cuda} on a GPU, {cpu} on a CPU".format(**DEFAULT_RING_CELLS),
         rich_help_panel=_RING,
     ),
 ]
@@ -72,9 +74,12 @@ KvRingTable = Annotated[
     ),
 ]
 KvEvict = Annotated[
-    str,
+    str | None,
     typer.Option(
-        metavar="|".join(VICTIMS), help="Whose slot a missing page takes.", rich_help_panel=_RING
+        metavar="|".join(VICTIMS),
+        help="Whose slot a missing page takes.",
+        show_default=f"{TABLE}, else {DEFAULT_VICTIMS}",
+        rich_help_panel=_RING,
     ),
 ]
 KvSelect = Annotated[
@@ -127,7 +132,7 @@ Spec = Annotated[
     typer.Option(
         metavar="N|auto",
         help=f"Tokens drafted a round, at most {MAX_DRAFTS}; 0 is off, auto follows acceptance.",
-        show_default="1 with an MTP layer, 0 without",
+        show_default=f"{TABLE}, else {DEFAULT_DRAFTS}; 0 without an MTP layer",
         rich_help_panel=_DRAFTER,
     ),
 ]
@@ -146,7 +151,7 @@ MtpWindow = Annotated[
     str,
     typer.Option(
         metavar="CELLS|auto",
-        help="Cells the drafter reads; 0 is all, auto is the session's ring.",
+        help="Cells the drafter reads; 0 is all, auto an obeyed table's, else the session's ring.",
         rich_help_panel=_DRAFTER,
     ),
 ]
@@ -158,7 +163,7 @@ def session_config(
     kv_ring_default: str | None = None,
     kv_ring_policy: str | None = None,
     kv_ring_table: str | None = None,
-    kv_evict: str = DEFAULT_EVICT,
+    kv_evict: str | None = None,
     kv_select: str = DEFAULT_SELECT,
     kv_page: int = PAGE_CELLS,
     vram_budget: str | None = None,
@@ -175,7 +180,7 @@ def session_config(
         kv=KvConfig(
             resident_cells=parse_resident(kv_resident),
             ring_default_cells=_cells("--kv-ring-default", kv_ring_default),
-            victims=one_of(VICTIMS, kv_evict, name="--kv-evict"),
+            victims=None if kv_evict is None else one_of(VICTIMS, kv_evict, name="--kv-evict"),
             selection=Selection.parse(kv_select),
             page_cells=kv_page,
         ),

@@ -1,6 +1,7 @@
 """Choose how much of the K/V a session keeps on the device; plain Python, no torch."""
 
-from strata.policy.decision import Gain, RingDecision
+from strata.policy.asked import Asked, FreeSwitches
+from strata.policy.decision import NOT_OBEYED, Gain, Refusal, RingDecision
 from strata.policy.fingerprint import Fingerprint, Mode, differences
 from strata.policy.request import (
     POLICIES,
@@ -26,14 +27,18 @@ from strata.policy.table_file import dump_table, load_table, save_table
 from strata.policy.tiers import Tier, make_tiers, tier_of
 
 __all__ = [
+    "NOT_OBEYED",
     "POLICIES",
+    "Asked",
     "Declaration",
     "Entry",
     "Fingerprint",
+    "FreeSwitches",
     "Gain",
     "Mode",
     "PolicyName",
     "PolicyTable",
+    "Refusal",
     "ResolvedPolicy",
     "RingDecision",
     "RingRequest",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+NOT_OBEYED = "the table does not apply: the default ring"
+"""The reason of a ring where a table's conditions are not the session's."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
@@ -20,12 +23,21 @@ class Gain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Hold why a table is not obeyed: the short reason, and what a warning says of the table."""
+
+    reason: str
+    clause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RingDecision:
     """Hold the ring that a session gets.
 
     `ring_cells` is what the policy chose; `pool_cells` is what is reserved, never more than the
     max context. `policy` is the rule that decided, ``"none"`` where the whole context is resident
-    by request. `gain` is set only where the table's measurement is of this very pool.
+    by request. `gain` is set only where the table's measurement is of this very pool. `table` is
+    named only where it was obeyed, and `refused` says why one was not.
     """
 
     ring_cells: int
@@ -41,3 +53,4 @@ class RingDecision:
     tier: str | None = None
     gain: Gain | None = None
     table: str | None = None
+    refused: Refusal | None = None

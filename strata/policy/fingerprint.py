@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from strata.config import AUTO_WINDOW, DEFAULT_VICTIMS, Victims
+
 Mode = Literal["off", "on"]
 """Whether a session drafts."""
 
@@ -17,8 +19,9 @@ class Fingerprint:
     """Name everything besides need and ring that moves what a ring is worth.
 
     `spec` is the drafts a round with the drafter on; a table holds both modes under one value.
-    `select` is written as `--kv-select` is. `context` is ``"own"`` where a session reserves for
-    its own need alone, else the max context in cells that sessions share.
+    `select` is written as `--kv-select` is, `mtp_window` as `Window.word` does. `context` is
+    ``"own"`` where a session reserves for its own need alone, else the max context in cells that
+    sessions share.
     """
 
     device: str
@@ -27,8 +30,8 @@ class Fingerprint:
     page_cells: int
     select: str = "0"
     spec: int | Literal["auto"] = 1
-    mtp_window: int | Literal["auto"] = "auto"
-    victims: str = "clock"
+    mtp_window: int | str = AUTO_WINDOW.word
+    victims: Victims = DEFAULT_VICTIMS
     vram_budget_bytes: int | None = None
     context: int | Literal["own"] = "own"
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from strata.policy.decision import Gain
+from strata.policy.decision import NOT_OBEYED, Gain, Refusal
 from strata.policy.request import RingRequest, round_down, round_up
 from strata.policy.table import PolicyTable
+from strata.policy.tiers import Tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """Hold what a table says; `ring_cells` is the default ring wherever it has no better one."""
+    """Hold what a table says; `ring_cells` is the default ring wherever it has no better one.
+
+    `table` is named where it was obeyed, a better ring or not.
+    """
 
     ring_cells: int
     reason: str
@@ -19,6 +23,7 @@ class Advice:
     tier: str | None = None
     gain: Gain | None = None
     table: str | None = None
+    refused: Refusal | None = None
 
 
 def consult_table(request: RingRequest, *, default_cells: int) -> Advice:
@@ -29,18 +34,29 @@ def consult_table(request: RingRequest, *, default_cells: int) -> Advice:
     and one warning that names the difference.
     """
     table = request.table
+    if request.refused is not None:
+        return _refuse(request, request.refused, default_cells)
     if table is None:
         return _no_table(request, default_cells)
     if difference := _difference(table, request):
-        return Advice(
-            ring_cells=default_cells,
-            reason="the table does not apply: the default ring",
-            warnings=(
-                f"policy table {request.table_origin} does not apply: {difference}; "
-                f"the default ring of {default_cells} cells is used",
-            ),
-        )
+        refusal = Refusal(reason=NOT_OBEYED, clause=f"does not apply: {difference}")
+        return _refuse(request, refusal, default_cells)
     return _apply(table, request, default_cells)
+
+
+def _refuse(
+    request: RingRequest, refusal: Refusal, default_cells: int, tier: Tier | None = None
+) -> Advice:
+    return Advice(
+        ring_cells=default_cells,
+        reason=refusal.reason,
+        warnings=(
+            f"policy table {request.table_origin} {refusal.clause}; "
+            f"the default ring of {default_cells} cells is used",
+        ),
+        tier=str(tier) if tier else None,
+        refused=refusal,
+    )
 
 
 def _apply(table: PolicyTable, request: RingRequest, default_cells: int) -> Advice:
@@ -52,15 +68,10 @@ def _apply(table: PolicyTable, request: RingRequest, default_cells: int) -> Advi
             if tier is None
             else f"it has no entry for tier {tier} with the {drafter}"
         )
-        return Advice(
-            ring_cells=default_cells,
-            reason="no evidence: the default ring",
-            warnings=(
-                f"policy table {request.table_origin} has no evidence here: {missing}; "
-                f"the default ring of {default_cells} cells is used",
-            ),
-            tier=str(tier) if tier else None,
+        refusal = Refusal(
+            reason="no evidence: the default ring", clause=f"has no evidence here: {missing}"
         )
+        return _refuse(request, refusal, default_cells, tier)
     where = f"tier {tier}, {drafter}" + (", predicted" if entry.predicted else "")
     if entry.verdict != "better":
         return Advice(

@@ -7,6 +7,7 @@ from typing import Literal
 
 from strata.config import Selection, tail_pages
 from strata.errors import UsageError
+from strata.policy.decision import Refusal
 from strata.policy.fingerprint import Fingerprint, Mode
 from strata.policy.table import PolicyTable
 from strata.units import parse_cells
@@ -39,6 +40,10 @@ class RingRequest:
     table: PolicyTable | None = None
     table_origin: str = ""
     """The table's path; without a table, where one was looked for."""
+    taken: str = ""
+    """What the session takes from the table because nobody named it, in words."""
+    refused: Refusal | None = None
+    """Why the table was refused already, by a request that took from it what this one does not."""
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:

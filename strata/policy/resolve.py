@@ -14,7 +14,7 @@ from strata.env import (
     read_text,
 )
 from strata.errors import UsageError
-from strata.policy.fingerprint import Fingerprint, Mode
+from strata.policy.asked import Asked
 from strata.policy.request import POLICIES, PolicyName
 from strata.policy.search import find_table, search_folders
 from strata.policy.table import PolicyTable
@@ -59,8 +59,7 @@ def resolve_policy(
     policy: str | None,
     table: str | Path | None,
     environ: Mapping[str, str],
-    fingerprint: Fingerprint,
-    mode: Mode,
+    asked: Asked,
 ) -> ResolvedPolicy:
     """Return the policy and table of a session; `policy` and `table` are its switches.
 
@@ -84,7 +83,7 @@ def resolve_policy(
         )
     if name != "learned":
         return ResolvedPolicy(policy=name, policy_origin=origin, warnings=tuple(warnings))
-    found, broken = find_table(environ, fingerprint, mode)
+    found, broken = find_table(environ, asked)
     if broken:
         warnings.append("passed over while looking for a table: " + "; ".join(broken))
     looked = " and ".join(str(folder) for folder in search_folders(environ))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from strata.errors import BudgetError
-from strata.policy.decision import Gain, RingDecision
+from strata.policy.decision import Gain, Refusal, RingDecision
 from strata.policy.learned import consult_table
 from strata.policy.request import PolicyName, RingRequest, round_down, round_up
 
@@ -41,6 +41,7 @@ class Choice:
     tier: str | None = None
     gain: Gain | None = None
     table: str | None = None
+    refused: Refusal | None = None
 
 
 def choose_ring(request: RingRequest) -> RingDecision:
@@ -72,6 +73,7 @@ def choose_ring(request: RingRequest) -> RingDecision:
         tier=choice.tier,
         gain=choice.gain,
         table=choice.table,
+        refused=choice.refused,
     )
 
 
@@ -181,23 +183,27 @@ def _learned(request: RingRequest, bounds: Bounds) -> Choice:
         limit = "minimum" if ring > advised else "cap"
         reason = f"{reason}; the table's {advised} is held to the {limit}"
         gain = None
+    words = _learned_words(reason, gain, advice.table, request.taken)
     return Choice(
         ring_cells=ring,
         reason=reason,
-        log_line=f"KV ring learned: {ring} ({_learned_words(reason, gain, advice.table)})",
+        log_line=f"KV ring learned: {ring} ({words})",
         warnings=advice.warnings,
         tier=advice.tier,
         gain=gain,
         table=advice.table,
+        refused=advice.refused,
     )
 
 
-def _learned_words(reason: str, gain: Gain | None, table: str | None) -> str:
+def _learned_words(reason: str, gain: Gain | None, table: str | None, taken: str) -> str:
     words = [reason]
     if gain is not None:
         words.append(f"expected gain {gain}")
     if table is not None:
         words.append(f"table {table}")
+        if taken:
+            words.append(f"which sets {taken}")
     return ", ".join(words)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strata.errors import TableError
-from strata.policy.fingerprint import Fingerprint, Mode
+from strata.policy.asked import Asked
 from strata.policy.table import PolicyTable
 from strata.policy.table_file import load_table
 
@@ -58,17 +58,18 @@ def read_folders(environ: Mapping[str, str]) -> tuple[list[FoundTable], list[str
     return found, broken
 
 
-def find_table(
-    environ: Mapping[str, str], fingerprint: Fingerprint, mode: Mode
-) -> tuple[FoundTable | None, list[str]]:
+def find_table(environ: Mapping[str, str], asked: Asked) -> tuple[FoundTable | None, list[str]]:
     """Return the table with the fewest obstacles, and a sentence for each broken file.
 
-    The first of equals is taken. One with obstacles is returned all the same, for the decision
-    to refuse it and to name them.
+    Of equals one that has an entry for this need and mode goes first, then the user's own, then
+    the newest. One with obstacles is returned all the same, for the decision to refuse it and to
+    name them.
     """
     found, broken = read_folders(environ)
     nearest = min(
-        found, key=lambda item: len(item.table.obstacles(fingerprint, mode)), default=None
+        found,
+        key=lambda item: (len(asked.obstacles(item.table)), not asked.has_entry(item.table)),
+        default=None,
     )
     return nearest, broken
 

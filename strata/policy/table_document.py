@@ -6,8 +6,9 @@ import hashlib
 import json
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, cast, get_args
+from typing import Any, Literal, cast, get_args
 
+from strata.config import MAX_DRAFTS, WINDOW_PATTERN, Victims
 from strata.errors import TableError
 from strata.policy.fingerprint import FIELDS, Fingerprint, Mode
 from strata.policy.reader import ObjectReader
@@ -17,7 +18,7 @@ from strata.policy.tiers import Tier, make_tiers
 SCHEMA = "strata.ring-policy/1"
 SELECT_PATTERN = r"0|[1-9][0-9]*|depth/[1-9][0-9]*"
 KV_DTYPES = ("float32", "bfloat16")
-VICTIMS = ("clock", "lrfu")
+VICTIMS: tuple[str, ...] = get_args(Victims)
 DECLARABLE = ("engine", *FIELDS)
 PROVENANCE_HASHES = ("plan_sha256", "protocol_sha256", "passages_sha256")
 PROVENANCE_INSTANTS = ("measured_from", "measured_to")
@@ -150,8 +151,8 @@ _RULES: dict[str, Callable[[ObjectReader], Any]] = {
     "select": lambda item: item.matching(
         "select", SELECT_PATTERN, "0, a number of cells or depth/N"
     ),
-    "spec": lambda item: item.word_or_integer("spec", "auto", at_least=0),
-    "mtp_window": lambda item: item.word_or_integer("mtp_window", "auto", at_least=0),
+    "spec": lambda item: _read_drafts(item),
+    "mtp_window": lambda item: _read_window(item),
     "victims": lambda item: item.one_of("victims", VICTIMS),
     "vram_budget_bytes": lambda item: item.optional(
         "vram_budget_bytes", lambda name: item.integer(name, at_least=1)
@@ -170,6 +171,20 @@ def _read_fingerprint(reader: ObjectReader) -> Fingerprint:
     fingerprint = Fingerprint(**{name: _RULES[name](reader) for name in FIELDS})
     reader.close()
     return fingerprint
+
+
+def _read_drafts(reader: ObjectReader) -> int | Literal["auto"]:
+    drafts: int | Literal["auto"] = reader.word_or_integer("spec", "auto", at_least=0)
+    if drafts != "auto" and drafts > MAX_DRAFTS:
+        raise reader.refuse("spec", f"at most {MAX_DRAFTS} drafts", drafts)
+    return drafts
+
+
+def _read_window(reader: ObjectReader) -> int | str:
+    word = reader.take("mtp_window")
+    if isinstance(word, str) and word != "auto":
+        return reader.matching("mtp_window", WINDOW_PATTERN, "auto, min(ring, N) or a number")
+    return cast("int | str", reader.word_or_integer("mtp_window", "auto", at_least=0))
 
 
 def _read_environment(reader: ObjectReader) -> dict[str, Any]:

@@ -9,7 +9,14 @@ import torch
 
 from strata.arena import BLOCK_STEP_BYTES, LEAST_BLOCK_BYTES, block_bytes, outside_bytes
 from strata.cli.model_ledger import Ask, Ledger
-from strata.config import KvConfig, SamplingParams, Selection, SessionConfig, SpecConfig
+from strata.config import (
+    AUTO_WINDOW,
+    KvConfig,
+    SamplingParams,
+    Selection,
+    SessionConfig,
+    SpecConfig,
+)
 from strata.errors import BudgetError
 from strata.lm import bundled_model_path, load_model
 from strata.session import create_session
@@ -39,7 +46,7 @@ def ask(depth: int, drafts: int, select: int, budget: int) -> Ask:
         drafts=drafts,
         select=str(select),
         page_cells=16,
-        window_cells=None,
+        window=AUTO_WINDOW,
         budget_bytes=budget,
     )
 

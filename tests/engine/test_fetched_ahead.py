@@ -13,7 +13,14 @@ from strata.arena import Arena
 from strata.captured import CapturedEngine, branch
 from strata.captured.branch import Branch
 from strata.cli.model_ledger import Ask, Ledger
-from strata.config import KvConfig, SamplingParams, Selection, SessionConfig, SpecConfig
+from strata.config import (
+    AUTO_WINDOW,
+    KvConfig,
+    SamplingParams,
+    Selection,
+    SessionConfig,
+    SpecConfig,
+)
 from strata.experts.cache import PooledExperts
 from strata.lm import LanguageModel, bundled_model_path, load_model
 from strata.passages import load_passage
@@ -136,7 +143,7 @@ def test_what_it_needs_is_part_of_a_budget(ledger: Ledger, drafts: int) -> None:
         drafts=drafts,
         select="2048",
         page_cells=16,
-        window_cells=None,
+        window=AUTO_WINDOW,
         budget_bytes=budget,
     )
     plain = dataclasses.replace(ledger.demand(asked), prefetch="none")
@@ -181,7 +188,7 @@ def test_where_it_has_nothing_to_fetch_it_says_why(
         drafts=0,
         select=select,
         page_cells=16,
-        window_cells=None,
+        window=AUTO_WINDOW,
         budget_bytes=None,
     )
     demand = dataclasses.replace(ledger.demand(asked), prefetch=prefetch)

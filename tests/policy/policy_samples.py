@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 
 from strata import __version__
+from strata.config import Window
 from strata.policy import (
+    Asked,
     Declaration,
     Entry,
     Fingerprint,
+    FreeSwitches,
     PolicyTable,
     RingRequest,
     make_tiers,
     need_cells,
 )
+
+if TYPE_CHECKING:
+    from strata.lm import LanguageModel
 
 FINGERPRINT = Fingerprint(
     device="Device A",
@@ -24,6 +31,8 @@ FINGERPRINT = Fingerprint(
     kv_dtype="bfloat16",
     page_cells=16,
 )
+TINY = Path(__file__).resolve().parents[1] / "data" / "tiny"
+ON_TINY = ["--model", TINY, "--device", "cpu"]
 PROVENANCE = {
     "study": "seed",
     "plan_sha256": "1" * 64,
@@ -32,6 +41,37 @@ PROVENANCE = {
     "measured_from": "2026-01-01T00:00:00Z",
     "measured_to": "2026-01-01T01:00:00+00:00",
 }
+
+
+def conditions_of(model: LanguageModel) -> Fingerprint:
+    """Return the conditions of a plain session of `model` on this machine."""
+    from strata.device import device_name
+
+    return dataclasses.replace(
+        FINGERPRINT,
+        device=device_name(model.device),
+        model_hash=model.model_hash,
+        kv_dtype=str(model.dtype).removeprefix("torch."),
+    )
+
+
+def make_asked(
+    fingerprint: Fingerprint = FINGERPRINT,
+    mode: str = "on",
+    named: FreeSwitches | None = None,
+    need_cells: int = 131_344,
+) -> Asked:
+    """Return what a session is asked for that names all that `fingerprint` holds."""
+    own = FreeSwitches(
+        drafts=fingerprint.spec if mode == "on" else 0,
+        window=Window.of_word(fingerprint.mtp_window),
+        victims=fingerprint.victims,
+        ring_default_cells=32_768,
+    )
+    return Asked(
+        conditions=fingerprint, named=own if named is None else named, own=own,
+        need_cells=need_cells,
+    )  # fmt: skip
 
 
 def make_entry(tier_cells: int, mode: str, ring_cells: int = 49_152, **fields: Any) -> Entry:
@@ -110,7 +150,7 @@ def tables(draw: st.DrawFn) -> PolicyTable:
         page_cells=page,
         select=draw(st.sampled_from(["0", "2048", "depth/8"])),
         spec=draw(st.sampled_from([1, 3, "auto"])),
-        mtp_window=draw(st.sampled_from([0, 512, "auto"])),
+        mtp_window=draw(st.sampled_from([0, 512, "auto", "min(ring, 512)"])),
         vram_budget_bytes=draw(st.sampled_from([None, 1 << 30])),
         context=draw(st.sampled_from(["own", 131_072])),
     )

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from policy_samples import make_entry, make_request, make_table
+import torch
+from policy_samples import ON_TINY, conditions_of, make_entry, make_request, make_table
 from typer.testing import CliRunner
 
 from strata.cli.policy import app
@@ -39,12 +40,27 @@ def run(*words, code=0):
 
 
 def explain(*words, code=0):
-    return run("explain", "--spec", 1, *RINGS, *words, code=code)
+    return run("explain", *ON_TINY, "--spec", 1, *RINGS, *words, code=code)
 
 
 @pytest.fixture
 def table_file(tmp_path):
     return save_table(make_table(), tmp_path / "table.json")
+
+
+@pytest.fixture
+def here(tiny):
+    """Return a function that makes a table for the tiny model on this machine."""
+
+    def make(**fields):
+        return make_table(**({"fingerprint": conditions_of(tiny)} | fields))
+
+    return make
+
+
+@pytest.fixture
+def here_file(here, tmp_path):
+    return save_table(here(), tmp_path / "here.json")
 
 
 @pytest.mark.parametrize(
@@ -64,52 +80,75 @@ def test_explain_prints_the_line_of_a_session(policy, depth, line):
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("prompt", [1_024, 32_768, 131_072])
-def test_explain_decides_as_choose_ring_does(policy, prompt, table_file):
-    table = load_table(table_file)
+def test_explain_decides_as_choose_ring_does(policy, prompt, here_file):
+    table = load_table(here_file)
     decision = choose_ring(
-        make_request(prompt, policy=policy, table=table, table_origin=str(table_file))
+        make_request(
+            prompt,
+            policy=policy,
+            table=table,
+            table_origin=str(here_file),
+            fingerprint=table.fingerprint,
+        )
     )
-    result = explain("--policy", policy, "--depth", prompt, "--table", table_file)
+    result = explain("--policy", policy, "--depth", prompt, "--table", here_file)
     assert result.stdout.splitlines()[0] == decision.log_line
 
 
-def test_explain_says_why_and_what_it_assumes():
+def test_explain_says_why():
     words = explain("--policy", "adapt", "--depth", "1K").stdout
-    for part in ("need", "floor", "cap", "minimum", "no model was given", "dense reading"):
+    for part in ("need", "floor", "cap", "minimum", "1 a round", "window"):
         assert part in words
 
 
-def test_explain_takes_from_the_table_what_it_is_not_told(table_file):
-    words = ["explain", "--policy", "learned", "--depth", "128K", "--table", table_file]
-    result = run(*words, "--kv-resident", 49152)
+def test_explain_takes_from_the_table_what_moves_speed_alone_and_nothing_else(here, tmp_path):
+    fingerprint = replace(here().fingerprint, spec=2, mtp_window=512, victims="lrfu")
+    path = save_table(here(fingerprint=fingerprint), tmp_path / "t.json")
+    words = ["explain", *ON_TINY, "--policy", "learned", "--depth", "128K", "--table", path]
+    words += ["--kv-resident", 49152]
+    result = run(*words)
     assert result.stdout.startswith("KV ring learned: 49152 (tier 128K, drafter on, expected gain ")
-    assert "as in the table: device, model_hash, kv_dtype, page_cells" in result.stdout
-    assert "default ring 32768: the table's" in result.stdout
+    line = result.stdout.splitlines()[0]
+    assert line.endswith(
+        f"table {path}, which sets drafts 2, window 512, victims lrfu, default ring 32768)"
+    )
+    assert "drafts       2 a round" in result.stdout
+    assert "window       512 cells" in result.stdout
     assert result.stderr == ""
-    told = run(*words, "--kv-resident", 49152, "--kv-select", "2K")
-    assert told.stdout.startswith("KV ring learned: 32768")
-    assert "select is 0 in the table and 2048 here" in told.stderr
+    for named, clause in (
+        (["--spec", 1], "spec is 2 in the table and 1 here"),
+        (["--mtp-window", 0], "mtp_window is 512 in the table and 0 here"),
+        (["--kv-evict", "clock"], "victims is lrfu in the table and clock here"),
+        (["--kv-ring-default", "8K"], "default_ring is 32768 in the table and 8192 here"),
+        (["--kv-select", "2K"], "select is 0 in the table and 2048 here"),
+    ):
+        told = run(*words, *named)
+        assert "(the table does not apply: the default ring)" in told.stdout
+        assert f"does not apply: {clause}; the default ring" in told.stderr
+        assert "which sets" not in told.stdout
+    same = ["--spec", 2, "--mtp-window", 512, "--kv-evict", "lrfu", "--kv-ring-default", "32K"]
+    assert "which sets" not in run(*words, *same).stdout
 
 
-def test_explain_reads_the_environment_and_finds_exported_tables(monkeypatch, tmp_path):
+def test_explain_reads_the_environment_and_finds_exported_tables(monkeypatch, here, tmp_path):
     monkeypatch.setenv("STRATA_KV_RING_ADAPT", "yes")
     assert "adaptive" in explain("--depth", "1K").stdout
     monkeypatch.setenv("STRATA_KV_RING_POLICY", "learned")
     result = explain("--depth", "128K")
     assert "overrides STRATA_KV_RING_ADAPT (adapt)" in result.stderr
     assert "found no table" in result.stderr
-    save_table(make_table(), tmp_path / "data-home/strata/policies/mine.json")
+    save_table(here(), tmp_path / "data-home/strata/policies/mine.json")
     result = explain("--depth", "128K")
     assert result.stdout.startswith("KV ring learned: 49152")
     assert "mine.json" in result.stdout
 
 
-def test_explain_follows_a_swap_in_the_table(tmp_path):
+def test_explain_follows_a_swap_in_the_table(here, tmp_path):
     lines = []
     for rings in ((8_192, 16_384), (16_384, 8_192)):
         entries = (make_entry(1_024, "on", rings[0]), make_entry(131_072, "on", rings[1]))
         tiers = make_tiers([1_024, 131_072])
-        path = save_table(make_table(tiers=tiers, entries=entries), tmp_path / "swap.json")
+        path = save_table(here(tiers=tiers, entries=entries), tmp_path / "swap.json")
         lines.append(
             [
                 explain("--policy", "learned", "--depth", depth, "--table", path).stdout.split()[3]
@@ -119,15 +158,19 @@ def test_explain_follows_a_swap_in_the_table(tmp_path):
     assert lines == [["8192", "16384"], ["16384", "8192"]]
 
 
-def test_explain_knows_the_device_defaults():
-    words = ["explain", "--policy", "adapt", "--depth", "128K", "--kv-resident", "128K"]
-    assert "KV ring adaptive: 131072 -> 32768" not in run(*words, "--device", "cuda").stdout
-    words[4] = "64K"
-    assert "131072 -> 32768" in run(*words, "--device", "cuda").stdout
-    assert "131072 -> 1024" in run(*words, "--device", "cpu").stdout
+def test_explain_takes_the_default_ring_of_the_device_that_is_there():
+    words = ["explain", *ON_TINY, "--policy", "adapt", "--depth", "64K", "--kv-resident", "128K"]
+    assert "131072 -> 1024" in run(*words).stdout
 
 
-def test_explain_zero_and_the_drafter_off(table_file):
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_explain_answers_for_no_device_that_is_not_there():
+    result = run("explain", "--depth", "4K", "--device", "cuda", code=2)
+    assert result.stderr.startswith("error: --device: 'cuda' is not there")
+
+
+def test_explain_zero_and_the_drafter_off(here_file):
+    table_file = here_file
     result = explain(
         "--policy", "learned", "--depth", "1K", "--kv-resident", 0, "--table", table_file
     )
@@ -158,7 +201,7 @@ def test_explain_zero_and_the_drafter_off(table_file):
         (["--mtp-window", "-1"], "--mtp-window: -1 is negative"),
         (["--vram-budget", "some"], "--vram-budget: 'some' is not a size"),
         (["--max-context", "512"], "--max-context: 512 cells are fewer than the 1296 needed"),
-        (["--device", "tpu"], "--device: 'tpu' is none of auto, cuda, cpu"),
+        (["--device", "tpu"], "--device: 'tpu' is not auto, cpu, cuda or cuda:N"),
         (
             ["--policy", "learned", "--table", "/none.json"],
             "policy table /none.json does not exist",

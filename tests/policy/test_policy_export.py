@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
+from policy_samples import ON_TINY, conditions_of
 from typer.testing import CliRunner
 
 from strata.cli.policy import app
@@ -46,7 +49,7 @@ FACTS = EngineFacts(
 )
 
 
-def _runs(pair, rates):
+def _runs(pair, rates, facts):
     """Return the four runs of a pair at the rounds per second that `rates` gives each ring."""
     seed = int(pair.passage.partition(":")[2])
     wobble = 1 + (-1) ** seed * (seed + 1) / 1_000
@@ -68,22 +71,22 @@ def _runs(pair, rates):
             tokens_per_round=2.0,
             accepted=[6],
             drafted=[6],
-            device=FACTS.device,
-            model_hash=FACTS.model_hash,
-            engine_version=FACTS.engine_version,
+            device=facts.device,
+            model_hash=facts.model_hash,
+            engine_version=facts.engine_version,
             started_at=f"2026-01-02T03:04:0{position}+00:00",
-            worker=FACTS.worker,
+            worker=facts.worker,
         )
 
 
-def _store(path, name, rates):
+def _store(path, name, rates, facts=FACTS):
     grid = ArmGrid(parse_plan(PLAN.format(name=name), origin="test"), 64)
-    study = create_study(grid, FACTS, created_at="2026-01-02T03:04:05+00:00")
+    study = create_study(grid, facts, created_at="2026-01-02T03:04:05+00:00")
     with open_database(path) as store:
         store.add_study(study)
         for arm in grid.arms():
             for pair in grid.pairs(arm, study=study.study):
-                store.add_trials(list(_runs(pair, rates)))
+                store.add_trials(list(_runs(pair, rates, facts)))
     return study
 
 
@@ -97,26 +100,29 @@ def _explained(table):
     rings = []
     for depth in (32, 4_096):
         words = ["explain", "--policy", "learned", "--table", str(table), "--depth", str(depth)]
+        words += map(str, ON_TINY)
         result = CliRunner().invoke(app, [*words, "--max-new", "12", "--kv-resident", "4096"])
         assert result.exit_code == 0, result.output
         rings.append(int(result.stdout.split()[3]))
     return rings
 
 
-def test_swapping_two_rings_in_the_database_swaps_the_table_and_the_choice(tmp_path):
+def test_swapping_two_rings_in_the_database_swaps_the_table_and_the_choice(tiny, tmp_path):
+    here = conditions_of(tiny)
+    facts = dataclasses.replace(FACTS, device=here.device, model_hash=here.model_hash)
     good, bad = {32: 130.0}, {128: 130.0}
     for name, rates, rings in (
         ("first", {32: good, 4_096: bad}, [32, 128]),
         ("second", {32: bad, 4_096: good}, [64, 32]),
     ):
         db, out = tmp_path / f"{name}.duckdb", tmp_path / f"{name}.json"
-        study = _store(db, name, rates)
+        study = _store(db, name, rates, facts)
         result = _export("--db", db, "--out", out)
         assert str(out) in result.stdout
         assert "--kv-ring-table" in result.stderr
         table = load_table(out)
         assert table.provenance["study"] == study.study
-        assert table.fingerprint.device == "Device T"
+        assert table.fingerprint.device == here.device
         assert _explained(out) == rings
 
 

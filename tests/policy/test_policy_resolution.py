@@ -7,11 +7,12 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from policy_samples import FINGERPRINT, make_request, make_table
+from policy_samples import FINGERPRINT, make_asked, make_entry, make_request, make_table
 
 from strata.errors import TableError, UsageError
 from strata.policy import (
     POLICIES,
+    FreeSwitches,
     choose_ring,
     differences,
     resolve_policy,
@@ -22,10 +23,9 @@ from strata.policy import (
 )
 
 
-def resolve(policy=None, table=None, mode="on", fingerprint=FINGERPRINT, **environ):
-    return resolve_policy(
-        policy=policy, table=table, environ=environ, fingerprint=fingerprint, mode=mode
-    )
+def resolve(policy=None, table=None, fingerprint=FINGERPRINT, asked=None, **environ):
+    asked = asked or make_asked(fingerprint)
+    return resolve_policy(policy=policy, table=table, environ=environ, asked=asked)
 
 
 @pytest.fixture(autouse=True)
@@ -145,6 +145,33 @@ def test_the_newest_of_several_matches_is_taken(files, tmp_path):
     newer = make_table(created="2026-02-01T00:00:00Z", environment={"name": "newer"})
     save_table(newer, files["exported"].with_name("a.json"))
     assert _found(resolve("learned", **environ)) == "newer"
+
+
+def test_of_matches_one_with_an_entry_goes_before_a_newer_one_without(files, tmp_path):
+    environ = {"XDG_DATA_HOME": f"{tmp_path}/user"}
+    folder = files["exported"].parent
+    newer = make_table(
+        created="2026-02-01T00:00:00Z",
+        entries=(make_entry(131_072, "off"),),
+        environment={"name": "newer"},
+    )
+    save_table(newer, folder / "newer.json")
+    assert _found(resolve("learned", **environ)) == "exported"
+    assert _found(resolve("learned", asked=make_asked(mode="off"), **environ)) == "newer"
+
+
+def test_of_matches_that_ask_for_other_drafts_the_newest_of_ones_own_is_taken(files, tmp_path):
+    environ = {"XDG_DATA_HOME": f"{tmp_path}/user"}
+    three = dataclasses.replace(FINGERPRINT, spec=3, mtp_window=512)
+    newer = make_table(
+        created="2026-02-01T00:00:00Z", fingerprint=three, environment={"name": "three drafts"}
+    )
+    save_table(newer, files["exported"].with_name("three.json"))
+    silent = make_asked(named=FreeSwitches())
+    assert _found(resolve("learned", asked=silent, **environ)) == "three drafts"
+    assert silent.under(newer).drafts == 3
+    one = make_asked(named=FreeSwitches(drafts=1))
+    assert _found(resolve("learned", asked=one, **environ)) == "exported"
 
 
 def test_a_damaged_file_that_nobody_named_is_passed_over_with_one_warning(files, tmp_path):

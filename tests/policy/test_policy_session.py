@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from policy_samples import make_entry, make_table
+from policy_samples import ON_TINY, make_entry, make_table
 from typer.testing import CliRunner
 
 from strata import __version__
@@ -61,7 +61,7 @@ def create(model, policy, table=None, drafts=1, resident=CAP, min_p=0.0, prefetc
 
 
 def explained(policy, table=None, drafts=1, resident=CAP):
-    words = ["explain", "--policy", policy, "--depth", PROMPT, "--max-new", MAX_NEW]
+    words = ["explain", *ON_TINY, "--policy", policy, "--depth", PROMPT, "--max-new", MAX_NEW]
     words += ["--spec", drafts, "--kv-resident", resident, "--kv-ring-default", DEFAULT]
     words += ["--table", table] if table else []
     result = CliRunner().invoke(app, [str(word) for word in words])

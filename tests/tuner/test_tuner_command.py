@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tuner_samples import SMALL_PLAN, all_pairs
 from typer.testing import CliRunner
 
+from strata.cli.main import app as main
 from strata.cli.tune import app
 from strata.policy.table_file import load_table
 from strata.tuner.store.duck import DuckStore
@@ -121,6 +124,42 @@ def test_it_leaves_a_table_and_names_the_line_that_uses_it(swept: Swept) -> None
     last = swept.output.strip().splitlines()[-1]
     assert "strata generate --kv-ring-policy learned --kv-ring-table" in last
     assert str(swept.study_folder / "ring-policy.json") in last
+
+
+def generate(target: Path, *words: object, **environ: str) -> tuple[dict[str, Any], str]:
+    """Continue a passage of the sweep at the command; return its figures and what it said."""
+    line = ["generate", "--model", TINY, "--device", "cpu", "--passage", "64:1", "--max-new", 12]
+    line += ["--ignore-eos", "--json", target, *words]
+    done = CliRunner().invoke(main, [str(word) for word in line], env=environ)
+    assert done.exit_code == 0, done.output
+    return json.loads(target.read_text()), done.stderr
+
+
+def test_the_session_that_is_started_next_obeys_the_table(swept: Swept, tmp_path: Path) -> None:
+    """The plan fixed a window and a default ring that no plain session has; nobody names them."""
+    table = next(swept.study_folder.glob("*.json"))
+    plain, _ = generate(tmp_path / "plain.json")
+    assert plain["mtp_window_cells"] != 64
+    named = {"STRATA_KV_RING_POLICY": "learned", "STRATA_KV_RING_TABLE": str(table)}
+    switches = ["--kv-ring-policy", "learned"]
+    folder = tmp_path / "home" / "strata" / "policies"
+    folder.mkdir(parents=True)
+    for words, environ in (
+        ([*switches, "--kv-ring-table", table], {}),
+        ([], named),
+        (switches, {"XDG_DATA_HOME": str(tmp_path / "home")}),
+    ):
+        if environ.get("XDG_DATA_HOME"):
+            shutil.copy(table, folder)
+        obeyed, said = generate(tmp_path / "obeyed.json", *words, **environ)
+        assert "does not apply" not in said
+        assert "which sets window 64, default ring 64)" in said.replace("\n", "")
+        assert (obeyed["mtp_window_cells"], obeyed["tokens"]) == (64, plain["tokens"])
+    told, said = generate(tmp_path / "told.json", "--mtp-window", 32, **named)
+    assert "mtp_window is 64 in the table and 32 here" in said
+    assert (told["mtp_window_cells"], told["tokens"]) == (32, plain["tokens"])
+    _, said = generate(tmp_path / "told.json", "--kv-select", 32, **named)
+    assert "does not apply: select is 0 in the table and 32 here;" in said
 
 
 def test_the_page_agrees_with_database_and_table(swept: Swept) -> None:

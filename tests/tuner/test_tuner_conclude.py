@@ -151,10 +151,19 @@ def test_the_summary_gives_the_gain_that_was_planted(study: StudyRecord) -> None
     assert best[32, "off"]["measured_best_ring_cells"] == 64
 
 
-def test_the_usage_line_names_what_the_fingerprint_needs(study: StudyRecord) -> None:
+def test_the_usage_line_names_what_no_session_takes_from_a_table(study: StudyRecord) -> None:
     line = usage_line(study, "t.json")
-    assert line.startswith("strata generate --kv-ring-policy learned --kv-ring-table t.json")
-    assert "--spec 1 --kv-ring-default 64 --mtp-window 64" in line
+    assert line.startswith("strata generate --kv-ring-policy learned --kv-ring-table t.json --pass")
+    told = SMALL_PLAN.replace(
+        "mtp_window = 64",
+        "mtp_window = 64\nselect = '32'\npage = 8\nvram_budget = '2MiB'\ncontext = 256",
+    )
+    plan = parse_plan(told.replace("[32, 64, 128]", "[64, 128]"), origin="small")
+    study = create_study(ArmGrid(plan, 64), FACTS, created_at="2026-01-02T03:04:05+00:00")
+    assert (
+        "--kv-select 32 --kv-page 8 --vram-budget 2097152 --max-context 256 --passage"
+        in usage_line(study, "t.json")
+    )
 
 
 def test_the_usage_line_of_a_sweep_without_the_drafter_turns_it_off() -> None:
