@@ -4,7 +4,10 @@ An entry that moves a ring claims more than the table's margin over the default 
 run beside the default one as a sweep does (`strata.tuner.measure`), on passages meant to confirm,
 and the mean log ratio over passages is bounded by Student's t at the table's confidence, on either
 side: *holds* where the lower bound clears the margin, *does not hold* where the upper bound misses
-it or the ring cannot be run, *undecided* else.
+it or the ring cannot be run, *undecided* else. What the default ring failed of by itself says
+nothing of the entry's.
+
+A table's own passages made it choose its rings, so that documents it was not chosen on go first.
 """
 
 from __future__ import annotations
@@ -19,12 +22,13 @@ import numpy as np
 from strata.config import AUTO_WINDOW, Window
 from strata.errors import TableError
 from strata.models.inference import mean_bounds
-from strata.passages import documents
+from strata.passages import documents, parse_passage
 from strata.policy.fingerprint import Fingerprint
 from strata.policy.request import need_cells
 from strata.policy.table import Entry, PolicyTable
 from strata.tuner.arms import PairSpec
 from strata.tuner.environment import EngineFacts
+from strata.tuner.passages import documents_of
 from strata.tuner.plan import WARM_UP_TOKENS
 from strata.tuner.record import TrialRecord
 from strata.tuner.sweep import pair_gain
@@ -48,6 +52,8 @@ class Checked:
     entry: Entry
     outcome: Outcome
     passages: int
+    fresh: int = 0
+    """How many of `passages` the table is known not to have been chosen on."""
     mean: float | None = None
     lower: float = -math.inf
     upper: float = math.inf
@@ -55,10 +61,37 @@ class Checked:
     """What went wrong, where something did."""
 
 
-def confirming_passages(count: int, tier_cells: int) -> list[str]:
-    """Return the first `count` passages that ship for confirming, at a prompt length."""
-    fresh = [seed for seed, one in enumerate(documents()) if one.split == "fresh"]
-    return [f"{tier_cells}:{seed}" for seed in fresh[:count]]
+def confirming_passages(table: PolicyTable, count: int, tier_cells: int) -> list[str]:
+    """Return `count` of the passages that ship, at a prompt length, those new to a table first.
+
+    Then, and where the table does not name its documents, come those meant to confirm.
+    """
+    used = table.documents or frozenset()
+    seeds = sorted(
+        range(len(documents())),
+        key=lambda seed: (documents()[seed].sha256 in used, documents()[seed].split != "fresh"),
+    )
+    return [f"{tier_cells}:{seed}" for seed in seeds[:count]]
+
+
+def is_fresh(table: PolicyTable, passage: str) -> bool:
+    """Return whether a table is known not to have been chosen on a passage's document."""
+    used = table.documents
+    return used is not None and not documents_of([parse_passage(passage)[1]]) & used
+
+
+def freshness(table: PolicyTable, passages: Sequence[str]) -> str:
+    """Return how many of the passages to be measured are fresh, and why the others are not."""
+    of = f"of {len(passages)} passages"
+    if table.documents is None:
+        return f"none {of} is known to be fresh: the table does not name the documents it rests on"
+    fresh = sum(is_fresh(table, name) for name in passages)
+    if fresh == len(passages):
+        return f"all {fresh} passages are fresh: the table was not chosen on their documents"
+    return (
+        f"{fresh or 'none'} {of} {'are' if fresh > 1 else 'is'} fresh: the table was chosen on "
+        f"the others, and no further document that ships is left"
+    )
 
 
 def choose_entries(table: PolicyTable, *, tiers: Sequence[int] = (), count: int) -> list[Entry]:
@@ -114,7 +147,7 @@ def check_entries(
     """Measure each entry on so many passages, one pair each, and yield what became of it."""
     for entry in entries:
         runs: list[list[TrialRecord]] = []
-        for name in confirming_passages(passages, entry.tier_cells):
+        for name in confirming_passages(table, passages, entry.tier_cells):
             pair = pair_of(table, entry, name, max_new=max_new)
             runs.append(runner.run_pair(pair, facts, timeout_s=timeout_s))
             on_pair(pair, runs[-1])
@@ -166,15 +199,15 @@ def _window_cells(measured: Fingerprint) -> int | None:
 
 def judge(table: PolicyTable, entry: Entry, runs: Sequence[Sequence[TrialRecord]]) -> Checked:
     """Return what the pairs of an entry say of it."""
-    gains = [gain for pair in runs if (gain := pair_gain(pair)) is not None]
+    gains = {pair[0].passage: gain for pair in runs if (gain := pair_gain(pair)) is not None}
     failed = [run for pair in runs for run in pair if run.kind != "ok"]
-    sample = np.array(gains)
+    sample = np.array(list(gains.values()))
     mean = float(sample.mean()) if gains else None
     lower, upper = mean_bounds(sample, 1 - entry.confidence)
     outcome: Outcome = "undecided"
     reason = f"{failed[0].kind}: {failed[0].message}" if failed else ""
     claim = math.log1p(table.margin_ratio)
-    if any(run.arm == "arm" for run in failed) or upper < claim:
+    if any(_is_charged(run) for run in failed) or upper < claim:
         outcome = "does not hold"
     elif lower > claim and not failed:
         outcome = "holds"
@@ -182,8 +215,16 @@ def judge(table: PolicyTable, entry: Entry, runs: Sequence[Sequence[TrialRecord]
         entry=entry,
         outcome=outcome,
         passages=len(gains),
+        fresh=sum(is_fresh(table, name) for name in gains),
         mean=mean,
         lower=lower,
         upper=upper,
         reason=reason,
     )
+
+
+def _is_charged(run: TrialRecord) -> bool:
+    """Return whether a failed run is held against the entry's ring, as a verdict does."""
+    if run.failed_arm is None:  # nobody knows, so that the arm whose run it is must answer for it
+        return run.arm == "arm" and run.kind != "interrupted"
+    return run.failed_arm == "arm"

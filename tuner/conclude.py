@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from strata.config import PAGE_CELLS
 from strata.errors import StoreError
 from strata.policy.fingerprint import Fingerprint
-from strata.policy.table import PolicyTable
+from strata.policy.table import DOCUMENTS, PolicyTable
 from strata.policy.tiers import make_tiers
 from strata.tuner.evidence import evidence_of, samples_of_study
+from strata.tuner.passages import documents_of
 from strata.tuner.store import TrialStore
 from strata.tuner.study import StudyRecord
 
@@ -31,6 +32,7 @@ def conclude(store: TrialStore, study: StudyRecord, *, partial: bool = False) ->
         raise StoreError(f"study {study.study} ({study.name}) holds no trial yet")
     plan, rule = study.read_plan(), rule_of(study)
     samples = samples_of_study(store, study)
+    seeds = plan.passages
     extent = {"pairs": f"{samples.done_pairs} of {samples.total_pairs}"}
     facts = TableFacts(
         fingerprint=fingerprint(study),
@@ -47,6 +49,7 @@ def conclude(store: TrialStore, study: StudyRecord, *, partial: bool = False) ->
             "plan_sha256": study.plan_sha256,
             "protocol_sha256": study.protocol_sha256,
             "passages_sha256": study.passages_sha256,
+            DOCUMENTS: " ".join(sorted(documents_of(seeds.search + seeds.fresh))),
             "measured_from": str(frame["started_at"].min()),
             "measured_to": str(frame["started_at"].max()),
             **(extent if samples.is_partial else {}),

@@ -45,6 +45,13 @@ def text_of(name: str) -> str:
     return f"{cells}:{document_of_seed(seed).sha256}"
 
 
+def documents_of(seeds: Iterable[int]) -> frozenset[str]:
+    """Return the identities of the documents that some seeds name, whatever their length."""
+    from strata.passages import document_of_seed
+
+    return frozenset(document_of_seed(seed).sha256 for seed in seeds)
+
+
 def same_texts(names: Iterable[str]) -> list[tuple[str, ...]]:
     """Return the groups of different names that are one text, in the order of `names`."""
     groups: dict[str, list[str]] = defaultdict(list)

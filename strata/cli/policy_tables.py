@@ -128,15 +128,11 @@ def check(
     try:
         tiers = [parse_cells(text, name="--tier") for text in tier or ()]
         chosen = checking.choose_entries(table, tiers=tiers, count=entries)
-        names = [
-            name
-            for entry in chosen
-            for name in checking.confirming_passages(passages, entry.tier_cells)
-        ]
+        sets = [checking.confirming_passages(table, passages, entry.tier_cells) for entry in chosen]
         with tempfile.TemporaryDirectory() as scratch:
             log = Path(scratch) / "trials.log"
             with ProcessRunner(server_command(model=model, device=device), log=log) as runner:
-                facts = runner.describe(names)
+                facts = runner.describe([name for names in sets for name in names])
                 checking.refuse_elsewhere(table, facts)
                 if not chosen:
                     say("no entry moves a ring off the default, so there is nothing to measure")
@@ -153,6 +149,7 @@ def check(
     except TableError as error:
         raise TableError(f"policy table {file}: {error}") from error
     show_table(checked_table(found, table.margin_ratio))
+    say(checking.freshness(table, sets[0]))
     counts = [
         f"{sum(one.outcome == word for one in found)} {word}"
         for word in ("holds", "does not hold", "undecided")

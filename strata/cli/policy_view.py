@@ -14,7 +14,7 @@ from strata.policy import Entry, PolicyTable
 from strata.policy.diff import TableDiff
 from strata.policy.fingerprint import FIELDS
 from strata.policy.places import places_by
-from strata.policy.table import decision_key
+from strata.policy.table import DOCUMENTS, decision_key
 from strata.printable import printable
 from strata.units import format_cells
 
@@ -38,8 +38,10 @@ def table_facts(table: PolicyTable) -> list[tuple[str, object]]:
     facts += [
         (printable(name), _plain(value))
         for name, value in table.provenance.items()
-        if name not in decided
+        if name not in decided and name != DOCUMENTS
     ]
+    if table.documents is not None:
+        facts.append(("chosen on", f"{len(table.documents)} documents"))
     facts += _reasons(table, decided)
     facts += [
         (
@@ -126,7 +128,7 @@ def checked_table(found: Sequence[Checked], margin_ratio: float) -> Table:
             str(one.entry.ring_cells),
             Text(str(one.entry.gain or "-")),
             Text(here),
-            str(one.passages),
+            f"{one.passages}, {one.fresh} fresh",
             one.outcome,
             Text(one.reason),
         )

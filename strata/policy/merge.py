@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from strata.errors import TableError
-from strata.policy.table import Declaration, Entry, PolicyTable, decision_key
+from strata.policy.table import DOCUMENTS, Declaration, Entry, PolicyTable, decision_key
 from strata.policy.table_document import (
     DECLARABLE,
     PROVENANCE_HASHES,
@@ -149,20 +149,24 @@ def _provenance(
     for name in PROVENANCE_HASHES:
         values = {one.get(name) for one in every}
         facts[name] = values.pop() if len(values) == 1 else None
+    used = [one.table.documents for one in tables]
+    known = [documents for documents in used if documents is not None]
+    if len(known) == len(used):  # else nobody knows which are fresh
+        facts[DOCUMENTS] = " ".join(sorted(frozenset[str]().union(*known)))
     ends = dict(zip(PROVENANCE_INSTANTS, (min, max), strict=True))
     for name, end in ends.items():
-        known = [str(one[name]) for one in every if one.get(name)]
+        told = [str(one[name]) for one in every if one.get(name)]
         facts[name] = (
-            end(known, key=lambda text: datetime.fromisoformat(text.replace("Z", "+00:00")))
-            if known
+            end(told, key=lambda text: datetime.fromisoformat(text.replace("Z", "+00:00")))
+            if told
             else None
         )
     for number, one in enumerate(tables, start=1):
         places = [f"{tier}/{mode}" for (tier, mode), (_, who) in chosen.items() if who is one]
-        told = {decision_key(*place): who for place, (_, who) in chosen.items()}
+        givers = {decision_key(*place): who for place, (_, who) in chosen.items()}
         facts |= {
             key: one.table.provenance[key]
-            for key, who in told.items()
+            for key, who in givers.items()
             if who is one and key in one.table.provenance
         }
         facts[f"merged_{number}"] = f"{one.sha256}: {' '.join(places) or 'nothing'}"

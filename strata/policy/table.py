@@ -13,6 +13,8 @@ from strata.policy.tiers import Tier, tier_of
 
 Verdict = Literal["better", "equivalent", "worse", "undecided", "no evidence", "invalid"]
 VERDICTS: tuple[str, ...] = get_args(Verdict)
+DOCUMENTS = "documents_sha256"
+"""The name under which a table's provenance lists the documents that it was chosen on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,12 @@ class PolicyTable:
             differing.append(Difference(field="engine", table=measured, session=here))
         declared = {(item.field, item.value) for item in self.declarations}
         return [item for item in differing if (item.field, item.session) not in declared]
+
+    @property
+    def documents(self) -> frozenset[str] | None:
+        """Return the SHA-256 of the documents that it was chosen on, None where it names none."""
+        named = self.provenance.get(DOCUMENTS)
+        return frozenset(named.split()) if isinstance(named, str) and named.strip() else None
 
     def describe_tiers(self) -> str:
         """Return the needs that the table covers, in words."""

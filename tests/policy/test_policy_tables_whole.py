@@ -15,7 +15,7 @@ from strata.errors import TableError
 from strata.policy import choose_ring, load_table, make_tiers, save_table
 from strata.policy.diff import diff_tables
 from strata.policy.merge import NamedTable, declare, merge_tables
-from strata.policy.table import decision_key
+from strata.policy.table import DOCUMENTS, decision_key
 from strata.policy.table_file import dump_table
 
 LATER = PROVENANCE | {"study": "later", "measured_to": "2026-02-01T00:00:00Z"}
@@ -291,3 +291,20 @@ def test_a_table_cannot_end_before_it_began(tmp_path):
     wrong = PROVENANCE | {"measured_to": "2026-02-30T00:00:00Z"}
     with pytest.raises(TableError, match="is no instant"):
         save_table(make_table(provenance=wrong), tmp_path / "a.json")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "both"),
+    [("a b", "b c", {"a", "b", "c"}), ("a", None, None), (None, None, None), ("a", 5, None)],
+)
+def test_a_joined_table_names_its_documents_where_all_do(
+    one: object, other: object, both: set[str] | None
+) -> None:
+    first = make_table(
+        entries=make_table().entries[2:], provenance=PROVENANCE | ({DOCUMENTS: one} if one else {})
+    )
+    second = make_table(
+        entries=make_table().entries[1:2],
+        provenance=PROVENANCE | ({DOCUMENTS: other} if other else {}),
+    )
+    assert merge_tables(named(first, second)).documents == both

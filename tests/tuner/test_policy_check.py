@@ -7,22 +7,28 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tuner_samples import FACTS, make_records
 from typer.testing import CliRunner
 
 from strata import __version__
 from strata.cli.policy import app
 from strata.errors import TableError
+from strata.passages import documents
 from strata.policy import Entry, Fingerprint, PolicyTable, make_tiers, save_table
+from strata.policy.table import DOCUMENTS
 from strata.tuner.arms import PairSpec
 from strata.tuner.check import (
     check_entries,
     choose_entries,
     confirming_passages,
+    freshness,
     pair_of,
     refuse_elsewhere,
 )
 from strata.tuner.environment import EngineFacts
+from strata.tuner.passages import documents_of
 from strata.tuner.record import TrialRecord
 
 TINY = Path(__file__).parent.parent / "data" / "tiny"
@@ -111,8 +117,58 @@ def test_a_pair_is_run_under_the_conditions_of_the_table() -> None:
     assert pair_of(shared, TABLE.entries[2], "64:1", max_new=32).context_cells == 1_008
 
 
-def test_passages_are_those_meant_to_confirm() -> None:
-    assert confirming_passages(3, 64) == ["64:1", "64:3", "64:5"]
+def chosen_on(*seeds: int) -> PolicyTable:
+    named = {DOCUMENTS: " ".join(sorted(documents_of(seeds)))}
+    return replace(TABLE, provenance={**TABLE.provenance, **named})
+
+
+def test_a_failure_is_held_against_the_ring_where_it_is_the_rings() -> None:
+    """A pair that fails marks all of its runs, whichever side it was."""
+
+    class Failing(Runner):
+        def run_pair(
+            self, spec: PairSpec, facts: EngineFacts, *, timeout_s: float
+        ) -> list[TrialRecord]:
+            runs = super().run_pair(spec, facts, timeout_s=timeout_s)
+            return [replace(run, **self.changes) for run in runs]  # type: ignore[arg-type]
+
+    def said(failed_arm: str | None) -> list[str]:
+        lost = {"kind": "out of memory", "message": "full", "failed_arm": failed_arm}
+        return outcomes(Failing({32: 1.1}, **lost), [TABLE.entries[1]])
+
+    assert said("default") == said("both") == ["undecided"]
+    assert said("arm") == said(None) == ["does not hold"]
+
+
+def test_passages_are_those_meant_to_confirm_where_the_table_names_none() -> None:
+    assert confirming_passages(TABLE, 3, 64) == ["64:1", "64:3", "64:5"]
+    assert "none of 3 passages is known to be fresh" in freshness(TABLE, ["64:1", "64:3", "64:5"])
+
+
+@given(seeds=st.sets(st.integers(0, 99), min_size=1), count=st.integers(2, 40))
+def test_documents_the_table_was_not_chosen_on_come_first(seeds: set[int], count: int) -> None:
+    """Seeds wrap around: seed 29 of 28 documents is seed 1 again, by its text."""
+    table = chosen_on(*seeds)
+    names = confirming_passages(table, count, 64)
+    of = [documents_of([int(name.partition(":")[2])]) for name in names]
+    fresh = [one.isdisjoint(documents_of(seeds)) for one in of]
+    every = len(documents())
+    assert len(set(of)) == len(names) == min(count, every)
+    assert fresh == sorted(fresh, reverse=True)
+    assert sum(fresh) == min(count, every - len(documents_of(seeds)))
+    told = freshness(table, names)
+    assert told.startswith(f"{'all ' * all(fresh)}{sum(fresh) or 'none'} ")
+    assert ("no further document that ships is left" in told) == (not all(fresh))
+
+
+def test_an_entry_says_how_many_of_its_passages_were_fresh() -> None:
+    table = chosen_on(*(seed for seed in range(28) if seed not in (4, 9)))
+    runner = Runner({32: 1.1})
+    (found,) = check_entries(
+        table, [TABLE.entries[1]], runner, FACTS, passages=3, max_new=32, timeout_s=1.0
+    )
+    assert [pair.passage for pair in runner.pairs] == ["32:9", "32:4", "32:1"]
+    assert (found.passages, found.fresh) == (3, 2)
 
 
 def test_a_table_of_another_machine_is_not_measured() -> None:
@@ -148,6 +204,7 @@ def test_the_command_measures_on_the_engine(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [str(word) for word in ("check", path, *words)])
     assert result.exit_code in (0, 1), result.output
     assert "of 1 entries: " in result.stdout
+    assert "none of 2 passages is known to be fresh" in result.stdout
     assert result.stderr.count("is done") == 2
     assert (result.exit_code == 1) == ("1 does not hold" in result.stdout)
     save_table(replace(TABLE, fingerprint=here, entries=(KEPT,)), path)

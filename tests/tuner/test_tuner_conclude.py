@@ -16,6 +16,7 @@ from strata.policy.table_file import load_table, save_table
 from strata.tuner.arms import ArmGrid, PairSpec
 from strata.tuner.conclude import conclude, usage_line
 from strata.tuner.evidence import evidence_of
+from strata.tuner.passages import documents_of
 from strata.tuner.plan import parse_plan
 from strata.tuner.report import summarise
 from strata.tuner.store import MemoryStore, TrialStore
@@ -57,6 +58,8 @@ def test_a_planted_gain_enters_the_table(study: StudyRecord, tmp_path: Path) -> 
     assert table.default_ring_cells == 64
     assert table.fingerprint.device == FACTS.device
     assert table.provenance["study"] == study.study
+    seeds = study.read_plan().passages
+    assert table.documents == documents_of(seeds.search + seeds.fresh)
     save_table(table, tmp_path / "t.json")
     assert load_table(tmp_path / "t.json") == table
 
