@@ -72,6 +72,21 @@ def test_routing_agrees_with_a_stable_sort(
     assert weights.dtype == dtype
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("experts", [48, 300])
+@pytest.mark.parametrize("broken", [1, 48])
+def test_logits_of_nan_name_experts_that_there_are(device: str, experts: int, broken: int) -> None:
+    """What is read at a place that nobody wrote would be somebody's memory."""
+    logits = torch.randn(2, experts)
+    logits[1, :broken] = float("nan")
+    ids, weights = route(logits.to(device), 4, True)
+    assert [len(set(row)) for row in ids.tolist()] == [4, 4]
+    assert ((ids >= 0) & (ids < experts)).all()
+    assert weights[1].isnan().all()
+    assert not weights[0].isnan().any()
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
 def test_routing_can_take_the_router_along(

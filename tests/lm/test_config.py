@@ -13,10 +13,10 @@ from lm_samples import Folder
 from strata.errors import CheckpointError
 from strata.lm.config import load_config
 
-WHOLE = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+WHOLE = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
          "num_attention_heads", "num_key_value_heads", "max_position_embeddings",
          "moe_intermediate_size", "num_experts_per_tok", "num_local_experts", "num_mtp_layers",
-         "num_nextn_predict_layers", "head_dim"}  # fmt: skip
+         "num_nextn_predict_layers", "head_dim")  # fmt: skip
 WRONG: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(WHOLE, ("4", 4.0, 4.5, True, math.inf, math.nan, [4], {}, -1, 2**31)),
     "rms_norm_eps": ("1e-6", True, [1.0], 0, -1.0, math.inf, math.nan, 0.0),

@@ -66,14 +66,17 @@ def rank_experts(
     if not NORMALISE:
         share = share / tl.sum(share, 0)
     share = tl.where(inside, share, -1.0)
+    # No comparison finds a place for a NaN. It goes first, so that every place names an expert
+    # and the weights tell.
+    rank = tl.where(share == share, share, 2.0)
     if BLOCK <= AT_ONCE:
-        theirs = share[None, :]
-        mine = share[:, None]
+        theirs = rank[None, :]
+        mine = rank[:, None]
         better = (theirs > mine) | ((theirs == mine) & (e[None, :] < e[:, None]))
         place = tl.sum(better.to(tl.int32), 1)
     else:
         place = tl.full((BLOCK,), BLOCK, tl.int32)
-        left = share
+        left = rank
         for j in range(COUNT):
             best = tl.min(tl.where(left == tl.max(left, 0), e, BLOCK), 0)
             place = tl.where(e == best, j, place)
