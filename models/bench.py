@@ -76,6 +76,23 @@ def document_of(passage: str) -> str:
     return passage.rpartition(":")[2]
 
 
+def named_by_text(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the frame with one name a text, the first that stands for it.
+
+    Seeds wrap around the documents, so two names may begin one; where the frame knows its texts
+    (`text`, ``CELLS:IDENTITY``), `document_of` then tells documents apart by what they hold.
+    """
+    if "text" not in frame or "passage" not in frame:
+        return frame
+    known = frame.loc[frame["text"].notna(), ["passage", "text"]].drop_duplicates()
+    seeds: dict[str, str] = {}
+    names: dict[str, str] = {}
+    for passage, text in sorted(known.itertuples(index=False, name=None)):
+        seed = seeds.setdefault(document_of(text), document_of(passage))
+        names[passage] = f"{passage.rpartition(':')[0]}:{seed}" if ":" in passage else seed
+    return frame.assign(passage=frame["passage"].map(lambda name: names.get(name, name)))
+
+
 def scored_split(pairs: pd.DataFrame) -> str:
     """Return "fresh" where the fresh passages ran every ring that the search ran, else "all".
 

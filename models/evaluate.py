@@ -8,6 +8,7 @@ where the model answers "no evidence", which `silence` counts.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -23,11 +24,12 @@ from strata.models.baselines import (
     by_nearest,
     same_setting,
 )
-from strata.models.bench import document_of
+from strata.models.bench import document_of, named_by_text
 from strata.models.conformal import passage_folds
 from strata.models.cost_model import RingCostModel
 from strata.models.features import pool_cells
 from strata.models.frame import checked, levelled
+from strata.models.inference import share_bounds, share_p_value
 from strata.models.latency import RoundTime
 from strata.models.physics import Floats
 
@@ -37,6 +39,8 @@ Method = Callable[[pd.DataFrame, pd.DataFrame, str], Floats]
 """(known configurations, asked configurations, axis) -> seconds of a round."""
 
 MODEL = "cost model"
+COVERAGE_CONFIDENCE = 0.95
+"""Of the interval around a measured coverage."""
 BASELINES: dict[str, Method] = {
     "linear interpolation": by_interpolation,
     "nearest neighbour": by_nearest,
@@ -46,22 +50,36 @@ BASELINES: dict[str, Method] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """How often a left-out passage fell into its interval, one draw a (passage, mode)."""
+    """How often a left-out passage fell into its interval, one draw a (passage, mode).
+
+    Draws of one document hang together, so that the documents are the sample.
+    """
 
     quantity: Quantity
     confidence: float
     hits: int
     draws: int
+    documents: int
+    """The draws that are independent of each other."""
+    lower: float
+    upper: float
+    """The bounds of the rate at `COVERAGE_CONFIDENCE`, over documents."""
     p_value: float
-    """Of the exact binomial test that the rate is the promised one; small speaks against it."""
+    """Of the test over documents that the rate is the promised one; small speaks against it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silence:
-    """How often a model answered "no evidence" at depths beyond those that it was fitted to."""
+    """How often a model answered "no evidence" at depths beyond those that it was fitted to.
+
+    What is asked at one depth gets one model's answer, so that the depths are the sample.
+    """
 
     silent: int
     asked: int
+    depths: int
+    silent_depths: int
+    """Those at which it answered so whatever was asked."""
 
 
 def predictions(train: pd.DataFrame, asked: pd.DataFrame, axis: str) -> dict[str, Floats]:
@@ -130,33 +148,50 @@ def coverage(
 
     Only inside of what that model measured: elsewhere it gives no interval.
     """
-    trials, rng = finished(frame), np.random.default_rng(seed)
-    hits, draws = dict.fromkeys(quantities, 0), 0
-    folds = passage_folds([document_of(str(one)) for one in trials["passage"]])
+    trials, rng = finished(named_by_text(frame)), np.random.default_rng(seed)
+    held: dict[str, list[dict[Quantity, bool]]] = defaultdict(list)
+    documents = trials["passage"].map(lambda name: document_of(str(name)))
+    folds = passage_folds(documents.tolist())
     for fold in np.unique(folds):
         others = trials[folds != fold]
         if others["passage"].nunique() < 2:
             continue
         model = RingCostModel(confidence=confidence).fit(others)
-        for _, mine in trials[folds == fold].groupby(["passage", "mode"], sort=True):
+        for (passage, _), mine in trials[folds == fold].groupby(["passage", "mode"], sort=True):
             rows = configurations(mine)
             row = rows.iloc[[int(rng.integers(len(rows)))]]
             found = model.predict_frame(row).iloc[0]
-            if found["no_evidence"]:
-                continue
-            draws += 1
-            for name in quantities:
-                low, high = found[f"{name}_lower"], found[f"{name}_upper"]
-                hits[name] += bool(low <= row[name].iloc[0] <= high)
+            if not found["no_evidence"]:
+                held[document_of(str(passage))].append(
+                    {
+                        name: bool(
+                            found[f"{name}_lower"] <= row[name].iloc[0] <= found[f"{name}_upper"]
+                        )
+                        for name in quantities
+                    }
+                )
     return tuple(
-        Coverage(
-            quantity=name,
-            confidence=confidence,
-            hits=hits[name],
-            draws=draws,
-            p_value=_binomial_p(hits[name], draws, confidence),
-        )
+        of_draws(name, confidence, [[one[name] for one in draws] for draws in held.values()])
         for name in quantities
+    )
+
+
+def of_draws(quantity: Quantity, confidence: float, held: Sequence[Sequence[bool]]) -> Coverage:
+    """Return the coverage by what was held of each document."""
+    shares = np.array([np.mean(draws) for draws in held])
+    hits, draws = sum(map(sum, held)), sum(map(len, held))
+    # Draws that all came out alike show nothing of how far those of a document hang together.
+    tries = draws if 0 < hits < draws else len(held)
+    lower, upper = share_bounds(shares, tries, (1 - COVERAGE_CONFIDENCE) / 2)
+    return Coverage(
+        quantity=quantity,
+        confidence=confidence,
+        hits=hits,
+        draws=draws,
+        documents=len(held),
+        lower=lower,
+        upper=upper,
+        p_value=share_p_value(shares, tries, confidence),
     )
 
 
@@ -164,13 +199,17 @@ def silence(frame: pd.DataFrame) -> Silence:
     """Leave out the lowest depth, then the deepest, and count the answers of "no evidence"."""
     trials = finished(frame)
     depths: Sequence[int] = sorted(trials["depth_cells"].unique())
-    silent = asked = 0
+    silences: list[pd.Series] = []
     for depth in {depths[0], depths[-1]} if len(depths) > 1 else ():
         out = trials["depth_cells"] == depth
         found = RingCostModel().fit(trials[~out]).predict_frame(configurations(trials[out]))
-        silent += int((found["no_evidence"] != "").sum())
-        asked += len(found)
-    return Silence(silent=silent, asked=asked)
+        silences.append(found["no_evidence"] != "")
+    return Silence(
+        silent=sum(int(one.sum()) for one in silences),
+        asked=sum(map(len, silences)),
+        depths=len(silences),
+        silent_depths=sum(bool(one.all()) for one in silences),
+    )
 
 
 def configurations(trials: pd.DataFrame) -> pd.DataFrame:
@@ -221,10 +260,6 @@ def _inside(test: pd.DataFrame, train: pd.DataFrame, axis: Axis) -> pd.DataFrame
         values = line[axis]
         kept.append(bool(len(values)) and values.min() < row[axis] < values.max())
     return test[kept]
-
-
-def _binomial_p(hits: int, draws: int, confidence: float) -> float:
-    return float(stats.binomtest(hits, draws, confidence).pvalue) if draws else 1.0
 
 
 def _rank_correlation(group: pd.DataFrame) -> float:

@@ -45,13 +45,25 @@ def share_bounds(shares: Sample, tries: float, level: float) -> tuple[float, flo
     """
     if len(shares) < 2:
         return 0.0, 1.0
-    mean, error = _mean_and_error(shares)
+    mean, effective = _mean_and_tries(shares, tries)
     binomial = max(0.0, mean * (1 - mean))
-    effective = min(tries, binomial / error**2) if error else tries
-    square = float(stats.t.isf(level, len(shares) - 1)) ** 2 / max(effective, 1.0)
+    square = float(stats.t.isf(level, len(shares) - 1)) ** 2 / effective
     centre, half = mean + square / 2, np.sqrt(square * binomial + square**2 / 4)
     low, high = (centre - half) / (1 + square), (centre + half) / (1 + square)
     return float(np.clip(low, 0.0, mean)), float(np.clip(high, mean, 1.0))
+
+
+def share_p_value(shares: Sample, tries: float, rate: float) -> float:
+    """Return the two-sided p value of "the mean of shares by cluster is `rate`", 0 < rate < 1.
+
+    The test behind `share_bounds`: it rejects at a level where the bounds at half of it, each, do
+    not hold the rate. One cluster says nothing.
+    """
+    if len(shares) < 2:
+        return 1.0
+    mean, effective = _mean_and_tries(shares, tries)
+    score = abs(mean - rate) * np.sqrt(effective / (rate * (1 - rate)))
+    return float(2 * stats.t.sf(score, len(shares) - 1))
 
 
 def holm_steps(p_values: Sequence[float], alpha: float) -> tuple[list[float], list[bool]]:
@@ -69,6 +81,13 @@ def holm_steps(p_values: Sequence[float], alpha: float) -> tuple[list[float], li
             going = p_values[index] <= level
         levels[index], rejected[index] = level, going
     return levels, rejected
+
+
+def _mean_and_tries(shares: Sample, tries: float) -> tuple[float, float]:
+    """Return the mean of shares by cluster and the number of independent tries that it equals."""
+    mean, error = _mean_and_error(shares)
+    effective = min(tries, max(0.0, mean * (1 - mean)) / error**2) if error else tries
+    return mean, max(effective, 1.0)
 
 
 def _mean_and_error(sample: Sample) -> tuple[float, float]:

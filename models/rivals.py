@@ -24,6 +24,7 @@ from strata.models.bench import (
     Place,
     benches_of,
     document_of,
+    named_by_text,
     rows_of,
     rule_choices,
     scored_split,
@@ -70,6 +71,7 @@ def compare_rivals(frame: pd.DataFrame, rule: Rule, default_ring_cells: int) -> 
 
     Raises UsageError when the frame is not usable.
     """
+    frame = named_by_text(frame)
     trials, pairs = checked(frame), pair_table(frame)
     split = scored_split(pairs)
     benches = benches_of(trials, pairs, default_ring_cells, split)

@@ -137,7 +137,9 @@ def coverage_table(frame: pd.DataFrame, confidence: float) -> pd.DataFrame:
             {
                 "interval": f"{found.quantity}, {confidence:.0%}",
                 "held": f"{found.hits} of {found.draws}",
-                "p (exact binomial)": f"{found.p_value:.2f}",
+                "documents": found.documents,
+                "95 % over documents": f"{found.lower:.0%} to {found.upper:.0%}",
+                "p": f"{found.p_value:.2f}",
             }
             for found in coverage(frame, confidence=confidence)
         ]

@@ -101,12 +101,14 @@ def errors(judged: dict[str, Any]) -> str:
 def intervals(judged: dict[str, Any]) -> str:
     held = [
         f"{one['quantity']}: the {one['confidence']:.0%} interval held {one['hits']} of "
-        f"{one['draws']} passages (exact binomial p {one['p_value']:.2f})"
+        f"{one['draws']} draws of {one['documents']} documents, {one['lower']:.0%} to "
+        f"{one['upper']:.0%} (p {one['p_value']:.2f})"
         for one in judged["coverage"]
     ]
     silence = judged["silence"]
     beyond = (
-        f"beyond the measured depths no evidence {silence['silent']} of {silence['asked']} times"
+        f"beyond the measured depths no evidence {silence['silent']} of {silence['asked']} times, "
+        f"always at {silence['silent_depths']} of {silence['depths']} depths"
     )
     return "; ".join([*held, beyond]) + "."
 

@@ -85,10 +85,14 @@ def coverage_lines(found: Judgement) -> Iterator[str]:
     for one in found.coverage:
         yield (
             f"{one.quantity}: the {one.confidence:.0%} interval held {one.hits} of {one.draws} "
-            f"passages that were left out (exact binomial p {one.p_value:.2f})"
+            f"draws that were left out, of {one.documents} independent documents: "
+            f"{one.lower:.0%} to {one.upper:.0%} by document (p {one.p_value:.2f})"
         )
     silence = found.silence
-    yield (f"beyond the measured depths: no evidence {silence.silent} of {silence.asked} times")
+    yield (
+        f"beyond the measured depths: no evidence {silence.silent} of {silence.asked} times, "
+        f"always at {silence.silent_depths} of {silence.depths} depths that were left out"
+    )
 
 
 def losses_table(found: Judgement) -> Table:

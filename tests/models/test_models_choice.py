@@ -48,6 +48,7 @@ def test_without_an_interior_depth_there_is_nothing_to_choose() -> None:
 def test_beyond_the_measured_depths_the_model_is_silent(frame: pd.DataFrame) -> None:
     found = silence(frame)
     assert found.silent == found.asked == 2 * 2 * 3
+    assert found.silent_depths == found.depths == 2
 
 
 def test_baselines_stay_within_their_setting(frame: pd.DataFrame) -> None:

@@ -3,10 +3,22 @@
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
 
+from strata.models.bench import named_by_text
 from strata.models.decide import Rule
-from strata.models.evaluate import configurations, coverage, left_out_errors, summarise
+from strata.models.evaluate import (
+    configurations,
+    coverage,
+    left_out_errors,
+    of_draws,
+    summarise,
+)
+from strata.models.inference import share_bounds, share_p_value
 from strata.models.regret import regret
+from strata.models.rivals import compare_rivals
 from strata.models.simulate import Design, study
 
 DESIGN = Design(rings_cells=(256, 1_024, 8_192), search_passages=4)
@@ -72,12 +84,56 @@ def test_a_ring_that_ran_on_slow_passages_alone_is_not_slow() -> None:
     np.testing.assert_allclose(configurations(half)["round_s"], configurations(whole)["round_s"])
 
 
-def test_coverage_counts_one_draw_a_passage_and_mode() -> None:
-    small = Design(tiers_cells=(512, 2_048), rings_cells=(256, 1_024), search_passages=4)
-    for found in coverage(study(5, small, priced_round)):
-        assert found.draws == 2 * 4 * 2
+SMALL = Design(tiers_cells=(512, 2_048), rings_cells=(256, 1_024), search_passages=4)
+
+
+def test_coverage_draws_a_passage_and_mode_and_counts_documents() -> None:
+    for found in coverage(study(5, SMALL, priced_round)):
+        assert (found.draws, found.documents) == (2 * 4 * 2, 4)
         assert found.hits >= 11
+        assert found.lower <= found.hits / found.draws <= found.upper
         assert found.p_value > 0.01
+
+
+def test_a_text_with_two_names_is_one_document() -> None:
+    frame = study(5, SMALL, priced_round)
+    seeds = frame["passage"].str.rpartition(":")[2].replace({"3": "1"})
+    told = frame.assign(text=frame["tier_cells"].astype(str) + ":text of " + seeds)
+    assert set(named_by_text(told)["passage"].str.rpartition(":")[2]) == {"0", "1", "2"}
+    assert set(named_by_text(frame.assign(text=frame["passage"]))["passage"]) == set(
+        frame["passage"]
+    )
+    for found in coverage(told):
+        assert (found.draws, found.documents) == (2 * 3 * 2, 3)
+    assert (compare_rivals(told, Rule(), 1_024).rivals["documents"] == 3).all()
+    assert (compare_rivals(frame, Rule(), 1_024).rivals["documents"] == 4).all()
+
+
+def test_draws_of_one_document_are_no_independent_draws() -> None:
+    """Twenty documents whose eight draws hit together: binomial tests of 160 draws are wrong."""
+    rng = np.random.default_rng(0)
+    documents = [(rng.random(20) < 0.9).tolist() for _ in range(400)]
+    naive = [stats.binomtest(8 * sum(hits), 160, 0.9).pvalue <= 0.05 for hits in documents]
+    ours = [of_draws("round_s", 0.9, [[hit] * 8 for hit in hits]) for hits in documents]
+    assert np.mean(naive) > 0.4
+    assert np.mean([one.p_value <= 0.05 for one in ours]) < 0.1
+    assert np.mean([one.lower <= 0.9 <= one.upper for one in ours]) > 0.9
+
+
+@given(
+    shares=st.lists(st.integers(0, 8), min_size=2, max_size=30).map(
+        lambda hits: np.array(hits, dtype=float) / 8
+    ),
+    rate=st.floats(0.05, 0.95),
+)
+def test_interval_and_p_value_of_shares_agree(shares: np.ndarray, rate: float) -> None:
+    tries = 8 * len(shares)
+    p_value = share_p_value(shares, tries, rate)
+    assert 0 <= p_value <= 1
+    for level in (0.2, 0.05):
+        if abs(p_value - level) > 1e-6:
+            low, high = share_bounds(shares, tries, level / 2)
+            assert (p_value < level) == (not low <= rate <= high)
 
 
 def test_regret_tells_good_policies_from_bad_ones(frame: pd.DataFrame) -> None:

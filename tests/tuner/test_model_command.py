@@ -69,7 +69,8 @@ def test_evaluate_prints_every_method_and_policy(database: Path, tmp_path: Path)
     assert len(found["entries"]) == 10
     for word in ("learned over it", "best in hindsight", "fresh passages, every ring on each"):
         assert word in text
-    assert "exact binomial p" in text
+    assert "independent documents: " in text
+    assert "always at 2 of 2 depths" in text
     assert "no evidence" in text
 
 
