@@ -126,8 +126,9 @@ class Window:
 
 
 WINDOW_PATTERN = r"min\(ring, ([1-9][0-9]{0,8})\)"
-AUTO_WINDOW = Window(within_ring=True)
-"""What a session reads that was told no window."""
+AUTO_WINDOW = Window(cells=2_048, within_ring=True)
+"""What a session reads that was told no window: what was measured best at every depth
+(`experiments/drafter-window`), and no more than the ring."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

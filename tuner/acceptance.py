@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from strata.config import KvConfig, SamplingParams, Selection, SessionConfig, SpecConfig
+from strata.config import (
+    AUTO_WINDOW,
+    KvConfig,
+    SamplingParams,
+    Selection,
+    SessionConfig,
+    SpecConfig,
+)
 from strata.device import every_core
 from strata.errors import StoreError, UsageError
 from strata.lm import LanguageModel
@@ -88,6 +95,11 @@ def count_drafts(
     """
     if not model.has_mtp:
         raise UsageError(f"{model.folder} has no MTP layer to draft with")
+    if how.window_cells is None and how.auto_window != AUTO_WINDOW.word:
+        raise UsageError(
+            f"the study's drafter read {how.auto_window} (auto is the ring), and this engine's "
+            f"reads {AUTO_WINDOW.word}; measure the study again"
+        )
     room = model.config.max_positions - how.max_new
     for name, text in prompts:
         ids = model.tokenizer.encode(text)
@@ -159,6 +171,7 @@ def conditions_of(study: StudyRecord, *, temperature: float, max_new: int) -> Co
         page_cells=session.page,
         temperature=temperature,
         max_new=max_new,
+        auto_window=study.auto_window,
     )
 
 
@@ -171,8 +184,8 @@ def refuse_other_way(workload: Workload, study: StudyRecord) -> None:
         )
     here = workload.conditions
     there = conditions_of(study, temperature=here.temperature, max_new=here.max_new)
-    if there.window_cells is not None:  # else the window follows the ring
-        there = replace(there, ring_cells=here.ring_cells)
+    if there.window_cells is not None:  # else the window is held within the ring
+        there = replace(there, ring_cells=here.ring_cells, auto_window=here.auto_window)
     differing = [
         f"{name} {getattr(here, name)} and {getattr(there, name)}"
         for name in Conditions.__slots__

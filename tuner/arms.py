@@ -65,7 +65,7 @@ class PairSpec:
     mode: Mode
     spec: int
     mtp_window_cells: int | None
-    """None follows the session's ring (``auto``)."""
+    """None is what the engine reads by itself (``auto``)."""
     default_ring_cells: int
     arm_ring_cells: int
     select: str

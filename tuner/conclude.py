@@ -81,7 +81,7 @@ def fingerprint(study: StudyRecord) -> Fingerprint:
         page_cells=session.page,
         select=session.select,
         spec=session.drafts,
-        mtp_window=session.mtp_window,
+        mtp_window=study.window_word,
         victims=session.victims,
         vram_budget_bytes=session.vram_budget,
         context=session.context,

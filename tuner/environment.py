@@ -20,6 +20,8 @@ from typing import Any
 from strata import __version__
 
 PACKAGE = Path(__file__).resolve().parent.parent
+AUTO_FACT = "mtp_window_auto"
+"""What of a study's environment says which window ``auto`` was; where it is missing, the ring."""
 _APART = {"cli", "server", "tuner", "models", "data"}
 """Folders of the package that no measured number passes through."""
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
+from strata.config import AUTO_WINDOW
 from strata.models.acquire import propose
 from strata.models.frame import numeric
 from strata.tuner.arms import DECODE, ORDER, Arm, ArmGrid
@@ -42,10 +43,12 @@ class ModelProposal:
 
 
 def _asked(grid: ArmGrid, arm: Arm) -> dict[str, object]:
-    """Return what a session of an arm is asked for; a window that follows the ring is its pool."""
+    """Return what a session of an arm is asked for; a window of None is the engine's own."""
     pair = next(grid.pairs(arm, study=""))
     position = ORDER.index("arm")
     row = planned(pair, position) | {"default_ring_cells": grid.default_ring_cells}
     if row["mtp_window_cells"] is None:
-        row["mtp_window_cells"] = row["pool_cells"]
+        row["mtp_window_cells"] = AUTO_WINDOW.reach(
+            pool_cells=pair.pool_cells(position), max_context=pair.context_cells
+        )
     return row | {"expert_slots": None}

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from strata.config import WINDOW_PATTERN
 from strata.errors import StoreError
 from strata.tuner.arms import ArmGrid, digest
-from strata.tuner.environment import EngineFacts
+from strata.tuner.environment import AUTO_FACT, EngineFacts
 from strata.tuner.fields import Depth, Facts, Name, Text, Word, check_fields, shown
 from strata.tuner.measure import PROTOCOL
 from strata.tuner.plan import Plan, plan_from_json
@@ -83,6 +85,19 @@ class StudyRecord:
     def grid(self) -> ArmGrid:
         """Return the grid of arms that the study measures."""
         return ArmGrid(self.read_plan(), self.default_ring_cells)
+
+    @property
+    def window_word(self) -> int | str:
+        """Return the drafter's window as a policy table writes it: ``auto`` is what it was then."""
+        window = self.read_plan().session.mtp_window
+        return self.auto_window if window == "auto" else window
+
+    @property
+    def auto_window(self) -> str:
+        """Return what ``auto`` was for the engine that measured; before that was told, the ring."""
+        told = self.environment.get(AUTO_FACT)
+        known = isinstance(told, str) and re.fullmatch(WINDOW_PATTERN, told, re.ASCII)
+        return str(told) if known else "auto"
 
     def read_plan(self) -> Plan:
         """Return the plan; raise StoreError where this version does not know such a plan."""

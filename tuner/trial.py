@@ -12,12 +12,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strata.config import DEFAULT_RING_CELLS
+from strata.config import AUTO_WINDOW, DEFAULT_RING_CELLS
 from strata.openmp import calm
 from strata.tuner import environment
 from strata.tuner.arms import PairSpec
 from strata.tuner.conditions import conditions
-from strata.tuner.environment import EngineFacts
+from strata.tuner.environment import AUTO_FACT, EngineFacts
 from strata.tuner.measure import Bench
 from strata.tuner.passages import hash_passages
 from strata.tuner.plan import plan_from_json
@@ -76,7 +76,9 @@ class StrataEngine:
             engine_version=environment.engine_version(),
             engine_commit=environment.engine_commit(),
             worker=environment.machine_id(),
-            environment=environment.host_facts() | _torch_facts(model),
+            environment=environment.host_facts()
+            | {AUTO_FACT: AUTO_WINDOW.word}
+            | _torch_facts(model),
         )
         for plan in plans:
             rehearse(model, plan_from_json(plan), facts)

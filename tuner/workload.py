@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from strata.config import AUTO_WINDOW
 from strata.errors import StoreError
 
 SCHEMA = "strata.acceptance/1"
@@ -22,11 +23,13 @@ class Conditions:
     drafts: int = 1
     window_cells: int | None = None
     ring_cells: int | None = None
-    """What a window of None follows; None is the whole context where it fits."""
+    """What a window of None is held within; None is the whole context where it fits."""
     select: str = "0"
     page_cells: int = 16
     temperature: float = 0.0
     max_new: int = 256
+    auto_window: str = str(AUTO_WINDOW.word)
+    """What a window of None was, as a policy table writes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +85,7 @@ class Workload:
                 model_hash=first["model_hash"],
                 engine_version=first["engine_version"],
                 device=first["device"],
-                conditions=Conditions(**first["conditions"]),
+                conditions=Conditions(**({"auto_window": "auto"} | first["conditions"])),
                 created_at=first["created_at"],
                 prompts=[PromptCount(**{name: row[name] for name in names}) for row in rows],
             )

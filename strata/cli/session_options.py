@@ -8,6 +8,7 @@ import typer
 
 from strata.cli.completion import policies
 from strata.config import (
+    AUTO_WINDOW,
     DEFAULT_DRAFTS,
     DEFAULT_PREFETCH,
     DEFAULT_RING_CELLS,
@@ -151,7 +152,7 @@ MtpWindow = Annotated[
     str,
     typer.Option(
         metavar="CELLS|auto",
-        help="Cells the drafter reads; 0 is all, auto an obeyed table's, else the session's ring.",
+        help=f"Cells the drafter reads; 0 is all, auto an obeyed table's, else {AUTO_WINDOW.word}.",
         rich_help_panel=_DRAFTER,
     ),
 ]

@@ -153,6 +153,11 @@ def test_what_is_left_out_is_said(tiny: LanguageModel) -> None:
     assert f"b: its first {room} of" in words[1]
 
 
+def test_a_study_whose_auto_was_another_window_is_not_counted_for(tiny: LanguageModel) -> None:
+    with pytest.raises(UsageError, match=r"drafter read auto \(auto is the ring\)"):
+        list(count_drafts(tiny, [("a", "text")], Conditions(auto_window="auto")))
+
+
 def test_prompts_are_files_and_the_files_of_folders(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for name in ("b.txt", "a.md", ".hidden"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -14,10 +15,10 @@ from strata.errors import StoreError
 from strata.policy.table import PolicyTable
 from strata.policy.table_file import load_table, save_table
 from strata.tuner.arms import ArmGrid, PairSpec
-from strata.tuner.conclude import conclude, usage_line
+from strata.tuner.conclude import conclude, fingerprint, usage_line
 from strata.tuner.evidence import evidence_of
 from strata.tuner.passages import documents_of
-from strata.tuner.plan import parse_plan
+from strata.tuner.plan import Plan, parse_plan
 from strata.tuner.report import summarise
 from strata.tuner.store import MemoryStore, TrialStore
 from strata.tuner.store.duck import DuckStore
@@ -152,6 +153,22 @@ def test_the_summary_gives_the_gain_that_was_planted(study: StudyRecord) -> None
     best = {(e["tier_cells"], e["mode"]): e for e in summary["entries"]}
     assert best[64, "off"]["measured_best_ring_cells"] == 128
     assert best[32, "off"]["measured_best_ring_cells"] == 64
+
+
+def test_what_auto_was_for_the_engine_that_measured_is_in_the_table(plan: Plan) -> None:
+    """A study from before says nothing of it, and measured the ring; junk is no claim either."""
+    auto = parse_plan(SMALL_PLAN.replace("mtp_window = 64", ""), origin="small")
+    for told, word in (
+        ({}, "auto"),
+        ({"mtp_window_auto": "min(ring, 512)"}, "min(ring, 512)"),
+        ({"mtp_window_auto": "max"}, "auto"),
+        ({"mtp_window_auto": 512}, "auto"),
+    ):
+        facts = replace(FACTS, environment=told)
+        study = create_study(ArmGrid(auto, 64), facts, created_at="2026-01-02T03:04:05+00:00")
+        assert fingerprint(study).mtp_window == word
+        fixed = create_study(ArmGrid(plan, 64), facts, created_at="2026-01-02T03:04:05+00:00")
+        assert fingerprint(fixed).mtp_window == 64
 
 
 def test_the_usage_line_names_what_no_session_takes_from_a_table(study: StudyRecord) -> None:
