@@ -21,6 +21,20 @@ TURN = tl.constexpr(2 * math.pi)
 PER_TURN = tl.constexpr(1 / (2 * math.pi))
 
 
+@triton.jit
+def turn(low, high, phase):
+    """Return the two halves of heads turned by `phase`, which is float32, as the reference's.
+
+    Whole turns leave it in float64, because the device's sine of 100,000 radians has few right
+    digits.
+    """
+    wide = phase.to(tl.float64)
+    angle = (wide - tl.floor(wide * PER_TURN + 0.5) * TURN).to(tl.float32)
+    cos = tl.cos(angle)
+    sin = tl.sin(angle)
+    return low * cos - high * sin, high * cos + low * sin
+
+
 @triton.jit(
     do_not_specialize=["capacity"],
     do_not_specialize_on_alignment=["positions_ptr", "table_ptr"],
@@ -84,16 +98,8 @@ def _project(
         gain = gain_ptr + head * DIM + i
         low = low * scale * tl.load(gain, mask=given, other=0.0).to(tl.float32)
         high = high * scale * tl.load(gain + half, mask=given, other=0.0).to(tl.float32)
-        # The phase is float32, as the reference's; whole turns leave it in float64, because the
-        # device's sine of 100,000 radians has few right digits.
         rate = tl.load(inverse_ptr + i, mask=given, other=0.0)
-        phase = (position.to(tl.float32) * rate).to(tl.float64)
-        angle = (phase - tl.floor(phase * PER_TURN + 0.5) * TURN).to(tl.float32)
-        cos = tl.cos(angle)
-        sin = tl.sin(angle)
-        turned = low * cos - high * sin
-        high = high * cos + low * sin
-        low = turned
+        low, high = turn(low, high, position.to(tl.float32) * rate)
     low = low.to(kind)
     high = high.to(kind)
     if head < Q:

@@ -16,7 +16,7 @@ from strata.kernels.device import on_device_of
 from strata.kernels.interpreted import INTERPRETED
 from strata.kernels.overlap import let_next_begin, overlapped, wait_for_previous
 from strata.kernels.qkv import CellStore
-from strata.kernels.qkv.triton import PER_TURN, TURN
+from strata.kernels.qkv.triton import turn
 from strata.kernels.settle import arrive_last
 from strata.kernels.wide import SPLIT, TILE_ROWS, split_count
 
@@ -99,15 +99,8 @@ def _project_tile(
         gain_high = tl.load(gain + half, mask=given, other=0.0).to(tl.float32)
         low = low * scale[:, None] * gain_low[None, :]
         high = high * scale[:, None] * gain_high[None, :]
-        # As in the narrow kernel: a float32 phase, whole turns taken off in float64.
         rate = tl.load(inverse_ptr + i, mask=given, other=0.0)
-        phase = (position.to(tl.float32)[:, None] * rate[None, :]).to(tl.float64)
-        angle = (phase - tl.floor(phase * PER_TURN + 0.5) * TURN).to(tl.float32)
-        cos = tl.cos(angle)
-        sin = tl.sin(angle)
-        turned = low * cos - high * sin
-        high = high * cos + low * sin
-        low = turned
+        low, high = turn(low, high, position.to(tl.float32)[:, None] * rate[None, :])
     kind = q_ptr.dtype.element_ty
     low = low.to(kind)
     high = high.to(kind)
