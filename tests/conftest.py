@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from strata.openmp import calm
+
+# What runs tests side by side says how wide its own lines are; tables ask for it, too.
+os.environ.pop("COLUMNS", None)
 
 calm()  # before torch is imported: prompts take every core, and a busy machine has none to spin on
 

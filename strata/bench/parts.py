@@ -61,6 +61,7 @@ KERNELS = {
     "_publish": "prefetch",
     "_reduce_queries": "attention",
     "_reduce_splits": "attention",
+    "_remember": "other",
     "_reserve": "prefetch",
     "_resolve": "resolve",
     "_route": "experts",

@@ -67,8 +67,9 @@ def show_table(table: Table, to: Console = out) -> None:
     COLUMNS limits it there too. A table holds no escape sequence: not all that look like terminals
     are, and what is copied out of one is to be plain.
     """
-    limited = to.file.isatty() or "COLUMNS" in os.environ
-    for line in tables.lay_out(table, to.width if limited else None):
+    columns = os.environ.get("COLUMNS", "")  # asked here: a console keeps what it began with
+    room = int(columns) if columns.isdecimal() else to.width if to.file.isatty() else None
+    for line in tables.lay_out(table, room):
         to.print(line, markup=False, soft_wrap=True)
 
 

@@ -97,6 +97,7 @@ def test_a_part_of_a_study_is_undecided_and_gives_no_table(tmp_path: Path) -> No
     refused = run(policy_app, "export", "--db", db, "--out", out, code=2)
     assert so_far in refused.stderr
     assert not out.exists()
+    (tmp_path / "runs").mkdir()
     report = run(tune_app, "report", "small", "--db", db, "--out", tmp_path / "runs").stdout
     assert so_far in report
     assert "use it" not in report
