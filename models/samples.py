@@ -52,7 +52,7 @@ class Samples:
         """Return why nothing is decided yet, empty where all is measured."""
         if not self.is_partial:
             return ""
-        return f"undecided so far: {self.done_pairs} of {self.total_pairs} pairs are measured"
+        return f"undecided so far: {self.done_pairs} of {self.total_pairs} decoding pairs were run"
 
     def as_if_whole(self) -> Samples:
         """Return the samples of a study that stays as it is; its passages are still wanted."""

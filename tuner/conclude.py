@@ -18,6 +18,8 @@ from strata.tuner.study import StudyRecord
 if TYPE_CHECKING:
     from strata.models.decide import Rule
 
+NOTHING_TO_USE = "no ring is adopted: with this table a session keeps the default ring"
+
 
 def conclude(store: TrialStore, study: StudyRecord, *, partial: bool = False) -> PolicyTable:
     """Return the table of a study, every entry decided; raise StoreError where it has no trial.
@@ -86,6 +88,12 @@ def fingerprint(study: StudyRecord) -> Fingerprint:
         vram_budget_bytes=session.vram_budget,
         context=session.context,
     )
+
+
+def usage_words(study: StudyRecord, table: PolicyTable, table_path: str) -> str | None:
+    """Return the line that uses a study's table, None where it takes no ring but the default."""
+    adopted = any(entry.verdict == "better" for entry in table.entries)
+    return "use it: " + usage_line(study, table_path) if adopted else None
 
 
 def usage_line(study: StudyRecord, table_path: str) -> str:

@@ -215,10 +215,8 @@ class _Sweep:
         return all(pair.pair_id in self._done for pair in self._pairs[arm])
 
 
-def count_pairs(
-    study: StudyRecord, store: TrialStore, *, purpose: str | None = None
-) -> tuple[int, int]:
-    """Return (pairs stored, pairs of the plan as far as they are known), of one purpose or all."""
+def due_pairs(study: StudyRecord, store: TrialStore) -> list[PairSpec]:
+    """Return the pairs of the plan, as far as what is stored tells which ring is confirmed."""
     stored, grid = store.trial_ids(study.study), study.grid
     confirmation = Confirmation(study)
     of_arms = {arm: list(grid.pairs(arm, study=study.study)) for arm in grid.arms()}
@@ -226,8 +224,15 @@ def count_pairs(
         mine = [pair for arm in confirmation.arms_of(place) for pair in of_arms[arm]]
         if all(is_stored(pair, stored) for pair in mine):
             confirmation.choose(place, store.trials(study.study))
-    due = [*chain.from_iterable(of_arms.values()), *confirmation.expected()]
-    mine = [pair for pair in due if purpose in (None, pair.purpose)]
+    return [*chain.from_iterable(of_arms.values()), *confirmation.expected()]
+
+
+def count_pairs(
+    study: StudyRecord, store: TrialStore, *, purpose: str | None = None
+) -> tuple[int, int]:
+    """Return (pairs stored, pairs of the plan as far as they are known), of one purpose or all."""
+    stored = store.trial_ids(study.study)
+    mine = [pair for pair in due_pairs(study, store) if purpose in (None, pair.purpose)]
     return sum(is_stored(pair, stored) for pair in mine), len(mine)
 
 

@@ -33,6 +33,18 @@ class StudyVerdict:
         """Return whether each entry has one ring to judge, so that the rings are one rule's."""
         return len(self.candidates) <= len(self.entries) and not self.samples.is_partial
 
+    def word_at(self, tier_cells: int, mode: str) -> str:
+        """Return the word of one entry as it is shown: what more pairs may change says so.
+
+        A (tier, mode) of which no pair was run has no entry; its word is the part's.
+        """
+        so_far = self.samples.so_far
+        for entry in self.entries:
+            if (entry.tier_cells, entry.mode) == (tier_cells, mode):
+                waits = so_far and entry.reason == so_far
+                return f"{entry.verdict} so far" if waits else entry.verdict
+        return "undecided so far" if so_far else "no evidence"
+
     @property
     def reasons(self) -> list[str]:
         """Return why entries are what they are where figures do not say it, one line a reason."""

@@ -190,7 +190,7 @@ def export(
     if output is not None:
         check_output_file(output, "--out")
     with needs_extra("strata policy export"):
-        from strata.tuner.conclude import conclude, usage_line
+        from strata.tuner.conclude import NOTHING_TO_USE, conclude, usage_words
         from strata.tuner.evidence import refuse_partial
         from strata.tuner.store import open_database
 
@@ -202,7 +202,7 @@ def export(
     path = save_table(table, output or user_folder(os.environ) / f"{record.study}.json")
     show_table(table_entries(table))
     say(str(path))
-    note(f"use it with: {usage_line(record, str(path))}")
+    note(usage_words(record, table, str(path)) or NOTHING_TO_USE)
 
 
 @app.command(

@@ -54,13 +54,12 @@ def entries_table(verdict: StudyVerdict) -> Table:
         "lower bound alone", "passages",
         title="entries", title_justify="left", box=SIMPLE_HEAD,
     )  # fmt: skip
-    so_far = verdict.samples.so_far
     for entry in verdict.entries:
         best = entry.best
         grid.add_row(
             format_cells(entry.tier_cells),
             entry.mode,
-            f"{entry.verdict} so far" if entry.reason == so_far != "" else entry.verdict,
+            verdict.word_at(entry.tier_cells, entry.mode),
             str(entry.ring_cells),
             "-" if best is None else str(best.ring_cells),
             Text("-" if best is None else _gain(best)),

@@ -271,12 +271,12 @@ def _finish(store: TrialStore, study: StudyRecord, out: Path) -> None:
 
     with needs_extra("strata tune"):
         from strata.policy.table_file import save_table
-        from strata.tuner.conclude import conclude, usage_line
+        from strata.tuner.conclude import NOTHING_TO_USE, conclude
         from strata.tuner.drive import REPORT_NAME, TABLE_NAME, study_folder
         from strata.tuner.report import summarise, write_report
     folder = study_folder(out, study)
     table = conclude(store, study)
-    summary = summarise(store, study, table)
+    summary = summarise(store, study, table, table_path=str(folder / TABLE_NAME))
     if not summary["so_far"]:
         save_table(table, folder / TABLE_NAME)
     write_report(summary, folder / REPORT_NAME)
@@ -291,7 +291,7 @@ def _finish(store: TrialStore, study: StudyRecord, out: Path) -> None:
         return
     say(f"table   {folder / TABLE_NAME}")
     say(f"report  {folder / REPORT_NAME}")
-    say("use it: " + usage_line(study, str(folder / TABLE_NAME)))
+    say(summary["use"] or NOTHING_TO_USE)
 
 
 def _print_list(store: TrialStore) -> None:

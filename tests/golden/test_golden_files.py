@@ -156,7 +156,7 @@ def test_the_study_is_still_judged_as_it_was(store: DuckStore) -> None:
         table = conclude(store, study)
         summary = summarise(store, study, table)
     assert table.entries == load_table(TABLE).entries
-    assert (summary["pairs_done"], summary["kinds"]) == (8, {"ok": 24, "timeout": 8})
+    assert (summary["total"]["pairs"], summary["kinds"]) == (8, {"ok": 24, "timeout": 8})
     gains = [cell["gain"] and cell["gain"]["mean"] for cell in summary["cells"]]
     assert gains == [pytest.approx(0.250976, abs=1e-6), None, pytest.approx(-0.249024, abs=1e-6),
                      None]  # fmt: skip

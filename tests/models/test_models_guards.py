@@ -147,7 +147,7 @@ def test_a_partial_study_is_undecided_so_far() -> None:
     found = decide_pairs(pair_table(FRAME), Rule(margin_ratio=0.0), 1_024, part)
     assert {one.verdict for one in (*found.entries, *found.candidates)} == {"undecided"}
     assert {one.reason for one in found.entries} == {
-        "undecided so far: 30 of 33 pairs are measured"
+        "undecided so far: 30 of 33 decoding pairs were run"
     }
     assert not any(one.harmless for one in found.entries)
     assert entry_at(FRAME, part.as_if_whole()).verdict == "better"

@@ -90,7 +90,7 @@ def test_a_part_of_a_study_is_undecided_and_gives_no_table(tmp_path: Path) -> No
         for pair in all_pairs(study)[:-1]:
             store.add_trials(faster(pair))
     total = len(all_pairs(study))
-    so_far = f"undecided so far: {total - 1} of {total} pairs are measured"
+    so_far = f"undecided so far: {total - 1} of {total} decoding pairs were run"
     said = run(tune_app, "verdict", "small", "--db", db).stdout
     assert so_far in said.splitlines()
     assert "better" not in said.replace("better, worse:", "")

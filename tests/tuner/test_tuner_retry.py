@@ -18,6 +18,7 @@ from strata.cli.tune import app
 from strata.cli.tune_view import SweepBar
 from strata.tuner import drive
 from strata.tuner.arms import ArmGrid
+from strata.tuner.conclude import NOTHING_TO_USE
 from strata.tuner.plan import parse_plan
 from strata.tuner.record import TrialRecord, last_tries
 from strata.tuner.store import JsonlStore, MemoryStore, import_study, open_database
@@ -126,7 +127,7 @@ def test_exit_codes_say_what_was_measured(tmp_path: Path) -> None:
         part = command(tmp_path, "sweep", *switches, fresh=fresh)
         assert part.exit_code == 1
         assert words in part.stderr
-        assert "use it:" in part.stdout
+        assert "use it:" in part.stdout or NOTHING_TO_USE in part.stdout
     with open_database(tmp_path / "strata.duckdb", read_only=True) as store:
         study = store.studies()[-1]
         assert len(store.every_trial(study.study)) == len(store.trials(study.study)) + 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 from strata.units import format_cells
@@ -16,6 +17,11 @@ Json = dict[str, Any]
 
 COLOURS = {"off": "#2563a8", "on": "#c2571a"}
 INK, FAINT, GOOD, BAND = "#1f2933", "#9aa5b1", "#2f855a", "#e6f4ea"
+WIDEST_INCHES = 4.4
+"""A panel shrinks to what a telephone is wide, and its words must still be read there."""
+NARROWEST_INCHES = 2.1
+ROW_INCHES = 10.7
+"""What panels that stand side by side share, gaps not counted; more than it holds go below."""
 LEDGER_COLOURS = (
     "#2563a8", "#c2571a", "#2f855a", "#8e44ad", "#b7791f", "#0e7490", "#9f1239", "#64748b",
 )  # fmt: skip
@@ -43,8 +49,8 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def draw_all(summary: Json) -> dict[str, str]:
-    """Return every picture by name."""
+def draw_all(summary: Json) -> dict[str, list[list[str]]]:
+    """Return the pictures by name: rows of panels, each an SVG of its own that a page may stack."""
     import matplotlib as mpl
 
     with mpl.rc_context(STYLE):
@@ -59,42 +65,60 @@ def draw_all(summary: Json) -> dict[str, str]:
         }
 
 
-def by_ring(summary: Json, measure: str, unit: str) -> str:
+def by_ring(summary: Json, measure: str, unit: str) -> list[list[str]]:
     """Draw one measure by ring, a panel a tier and mode; the table's ring stands on a band."""
     tiers, modes = _axes_of(summary)
-    figure = _figure(2.55 * len(tiers) + 0.4, 2.1 * len(modes) + 0.3)
-    panels = figure.subplots(len(modes), len(tiers), squeeze=False)
-    for row, mode in enumerate(modes):
-        for column, tier in enumerate(tiers):
-            panel: Axes = panels[row][column]
-            cells = _cells(summary, tier, mode)
-            chosen = _chosen(summary, tier, mode)
-            for x, cell in enumerate(cells):
-                if cell["ring_cells"] == chosen:
-                    panel.axvspan(x - 0.42, x + 0.42, color=BAND, lw=0, zorder=0)
-                predicted = cell.get(f"predicted_{measure}")
-                if predicted is not None:
-                    panel.plot([x + 0.1, x + 0.34], [predicted["mean"]] * 2, color=INK, lw=1.6)
-                _spread(panel, x, cell[measure], COLOURS[mode], hollow=cell["is_default"])
-            _ring_axis(panel, cells)
-            panel.margins(y=0.15)
-            panel.set_ylim(bottom=0)
-            if row == 0:
-                panel.set_title(f"{format_cells(tier)} prompt", loc="left")
-            if column == 0:
-                panel.set_ylabel(f"drafter {mode}\n{unit}")
-            if row == len(modes) - 1:
-                panel.set_xlabel("ring (cells)")
-    return _svg(figure)
+    width = min(WIDEST_INCHES, max(NARROWEST_INCHES, ROW_INCHES / len(tiers)))
+    rows = []
+    for mode in modes:
+        every = {tier: _cells(summary, tier, mode) for tier in tiers}
+        top = _top([cell for cells in every.values() for cell in cells], measure)
+        rows.append([
+            _panel_by_ring(summary, tier, mode, measure, (width, unit, top))
+            for tier, cells in every.items() if cells
+        ])  # fmt: skip
+    return rows
 
 
-def gains(summary: Json) -> str:
-    """Draw the paired gain of every ring over the default, with the margin that it must clear."""
-    cells = [cell for cell in summary["cells"] if cell["gain"] is not None]
-    figure = _figure(10.6, 0.24 * len(cells) + 0.9)
+def _panel_by_ring(
+    summary: Json, tier: int, mode: str, measure: str, look: tuple[float, str, float]
+) -> str:
+    """Draw one measure at one tier and mode; `look` is the width, the unit and the axis' end."""
+    width, unit, top = look
+    figure = _figure(width, 2.2)
     panel: Axes = figure.subplots()
+    cells, chosen = _cells(summary, tier, mode), _chosen(summary, tier, mode)
+    for x, cell in enumerate(cells):
+        if cell["ring_cells"] == chosen:
+            panel.axvspan(x - 0.42, x + 0.42, color=BAND, lw=0, zorder=0)
+        predicted = cell.get(f"predicted_{measure}")
+        if predicted is not None:
+            panel.plot([x + 0.1, x + 0.34], [predicted["mean"]] * 2, color=INK, lw=1.6)
+        _spread(panel, x, cell[measure], COLOURS[mode], hollow=cell["is_default"])
+    _ring_axis(panel, cells)
+    panel.set_ylim(0, top)
+    panel.set_title(f"{format_cells(tier)} prompt, drafter {mode}", loc="left")
+    panel.set_ylabel(unit)
+    panel.set_xlabel("ring (cells)")
+    return _svg(figure, f"{unit} by ring at a {format_cells(tier)} prompt, drafter {mode}")
+
+
+def gains(summary: Json) -> list[list[str]]:
+    """Draw the paired gain of every ring over the default, with the margin that it must clear."""
+    every = [cell for cell in summary["cells"] if cell["gain"] is not None]
     margin = 100 * summary["plan"]["decision"]["margin"]
-    reach = _reach(cells, margin)
+    reach = _reach(every, margin)
+    tiers, _ = _axes_of(summary)
+    by_tier = {tier: [cell for cell in every if cell["tier_cells"] == tier] for tier in tiers}
+    panels = [
+        _panel_of_gains(cells, tier, margin, reach) for tier, cells in by_tier.items() if cells
+    ]
+    return [panels]
+
+
+def _panel_of_gains(cells: list[Json], tier: int, margin: float, reach: float) -> str:
+    figure = _figure(WIDEST_INCHES, 0.24 * len(cells) + 1.0)
+    panel: Axes = figure.subplots()
     panel.axvspan(-margin, margin, color="#eef1f4", lw=0, zorder=0)
     panel.axvline(0, color=FAINT, lw=1)
     for y, cell in enumerate(cells):
@@ -113,53 +137,46 @@ def gains(summary: Json) -> str:
     panel.grid(visible=False, axis="y")
     panel.grid(visible=True, axis="x")
     panel.spines["left"].set_visible(False)
-    panel.set_xlabel(
-        "gain in rounds/s over the default ring, % (ticks: passages; grey: the margin)"
-    )
-    return _svg(figure)
+    panel.set_title(f"{format_cells(tier)} prompt", loc="left")
+    panel.set_xlabel("gain in rounds/s, %")
+    return _svg(figure, f"gain of each ring over the default one at {format_cells(tier)}")
 
 
-def choice(summary: Json) -> str:
+def choice(summary: Json) -> list[list[str]]:
     """Draw, by tier and mode, the default ring, the ring of the table and the measured best."""
     tiers, modes = _axes_of(summary)
-    figure = _figure(5.1, 2.9)
-    panels = figure.subplots(1, len(modes), squeeze=False, sharey=True)
-    for column, mode in enumerate(modes):
-        panel: Axes = panels[0][column]
-        for x, tier in enumerate(tiers):
-            rings = [math.log2(cell["ring_cells"]) for cell in _cells(summary, tier, mode)]
-            panel.plot([x] * len(rings), rings, "_", color=FAINT, ms=14, mew=1.2)
-            entry = _entry(summary, tier, mode)
-            if entry is None:
-                continue
-            if entry["measured_best_ring_cells"]:
-                best = math.log2(entry["measured_best_ring_cells"])
-                panel.plot(x, best, "*", color="#b7791f", ms=11, label="measured best")
-            panel.plot(
-                x, math.log2(entry["ring_cells"]), "o", mfc="none", mec=GOOD, mew=2, ms=13,
-                label="in the table",
-            )  # fmt: skip
-        panel.set_title(f"drafter {mode}", loc="left")
-        panel.set_xticks(range(len(tiers)), [format_cells(tier) for tier in tiers])
-        panel.set_xlim(-0.6, len(tiers) - 0.4)
-        panel.set_xlabel("prompt (cells)")
+    return [[_panel_of_choice(summary, tiers, mode) for mode in modes]]
+
+
+def _panel_of_choice(summary: Json, tiers: list[int], mode: str) -> str:
+    figure = _figure(NARROWEST_INCHES, 2.6)
+    panel: Axes = figure.subplots()
+    for x, tier in enumerate(tiers):
+        rings = [math.log2(cell["ring_cells"]) for cell in _cells(summary, tier, mode)]
+        panel.plot([x] * len(rings), rings, "_", color=FAINT, ms=14, mew=1.2)
+        entry = _entry(summary, tier, mode)
+        if entry is None:
+            continue
+        if entry["measured_best_ring_cells"]:
+            best = math.log2(entry["measured_best_ring_cells"])
+            panel.plot(x, best, "*", color="#b7791f", ms=11)
+        ring = math.log2(entry["ring_cells"])
+        panel.plot(x, ring, "o", mfc="none", mec=GOOD, mew=2, ms=13)
+    panel.set_title(f"drafter {mode}", loc="left")
+    _tier_axis(panel, tiers)
     every = sorted({cell["ring_cells"] for cell in summary["cells"]})
-    panels[0][0].set_yticks(
-        [math.log2(ring) for ring in every], [format_cells(ring) for ring in every]
-    )
-    panels[0][0].set_ylabel("ring (cells)")
-    panels[0][0].margins(y=0.12)
-    handles = dict(zip(*reversed(panels[0][0].get_legend_handles_labels()), strict=True))
-    figure.legend(
-        handles.values(), handles.keys(), loc="outside lower center", ncols=2, frameon=False
-    )
-    return _svg(figure)
+    panel.set_yticks([math.log2(ring) for ring in every], [format_cells(ring) for ring in every])
+    panel.set_ylabel("ring (cells)")
+    panel.margins(y=0.12)
+    return _svg(figure, f"ring of the table beside the measured best, drafter {mode}")
 
 
-def tokens_per_round(summary: Json) -> str:
+def tokens_per_round(summary: Json) -> list[list[str]]:
     """Draw tokens a round by tier, one dot a passage: the drafter's part of the speed."""
     tiers, modes = _axes_of(summary)
-    figure = _figure(5.1, 2.9)
+    if not any(cell["tokens_per_round"] for cell in summary["cells"]):
+        return []
+    figure = _figure(WIDEST_INCHES, 2.9)
     panel: Axes = figure.subplots()
     for mode in modes:
         for x, tier in enumerate(tiers):
@@ -169,19 +186,19 @@ def tokens_per_round(summary: Json) -> str:
                 _spread(panel, x, mine["tokens_per_round"], COLOURS[mode], hollow=False)
     for mode in modes:
         panel.plot([], [], "o", color=COLOURS[mode], label=f"drafter {mode}")
-    panel.set_xticks(range(len(tiers)), [format_cells(tier) for tier in tiers])
-    panel.set_xlim(-0.6, len(tiers) - 0.4)
-    panel.set_ylim(bottom=0)
-    panel.set_xlabel("prompt (cells)")
+    _tier_axis(panel, tiers)
+    panel.set_ylim(bottom=0, top=1.1 * panel.get_ylim()[1])
     panel.set_ylabel("tokens/round")
     panel.legend(frameon=False, loc="lower right")
-    return _svg(figure)
+    return [[_svg(figure, "tokens per round by prompt length")]]
 
 
-def hits(summary: Json) -> str:
+def hits(summary: Json) -> list[list[str]]:
     """Draw the share of page look-ups that found their page resident, by pool size."""
     tiers, modes = _axes_of(summary)
-    figure = _figure(5.1, 2.9)
+    if not any(cell["hit_ratio"] is not None for cell in summary["cells"]):
+        return []
+    figure = _figure(WIDEST_INCHES, 2.9)
     panel: Axes = figure.subplots()
     mode = modes[0]
     for shade, tier in enumerate(tiers):
@@ -189,8 +206,7 @@ def hits(summary: Json) -> str:
         panel.plot(
             [math.log2(c["pool_cells"]) for c in cells],
             [100 * c["hit_ratio"] for c in cells],
-            "o-", color=COLOURS[mode], alpha=0.3 + 0.7 * (shade + 1) / len(tiers),
-            ms=5, lw=1.6, label=f"{format_cells(tier)} prompt",
+            "o-", color=COLOURS[mode], alpha=0.3 + 0.7 * (shade + 1) / len(tiers), ms=5, lw=1.6,
         )  # fmt: skip
         if cells:
             last = cells[-1]
@@ -203,34 +219,46 @@ def hits(summary: Json) -> str:
     panel.set_ylim(0, 108)
     panel.set_xlabel(f"pool (cells, log scale; drafter {mode})")
     panel.set_ylabel("pages found resident, %")
-    return _svg(figure)
+    return [[_svg(figure, "share of pages found resident by pool size")]]
 
 
-def ledger(summary: Json) -> str:
-    """Draw who holds the device's bytes, by ring, at the deepest tier."""
+def ledger_colours(summary: Json) -> dict[str, str]:
+    """Return the colour of each holder of device bytes, in the order in which they are drawn."""
+    ledgers = [cell["ledger"] for cell in summary["cells"] if cell["ledger"]]
+    names = dict.fromkeys(name for one in ledgers for name in one)
+    return {name: LEDGER_COLOURS[i % len(LEDGER_COLOURS)] for i, name in enumerate(names)}
+
+
+def ledger(summary: Json) -> list[list[str]]:
+    """Draw who holds the device's bytes, by ring, at the deepest tier, a panel a mode."""
     tiers, modes = _axes_of(summary)
-    cells = [c for mode in modes for c in _cells(summary, tiers[-1], mode) if c["ledger"]]
-    names = list(dict.fromkeys(name for cell in cells for name in cell["ledger"]))
-    figure = _figure(10.6, 0.34 * max(1, len(cells)) + 1.1)
+    colours = ledger_colours(summary)
+    by_mode = {
+        mode: [cell for cell in _cells(summary, tiers[-1], mode) if cell["ledger"]]
+        for mode in modes
+    }
+    panels = [_panel_of_ledger(cells, mode, colours) for mode, cells in by_mode.items() if cells]
+    return [panels]
+
+
+def _panel_of_ledger(cells: list[Json], mode: str, colours: dict[str, str]) -> str:
+    figure = _figure(WIDEST_INCHES, 0.34 * len(cells) + 1.0)
     panel: Axes = figure.subplots()
     for y, cell in enumerate(cells):
         left = 0.0
-        for name in names:
+        for name, colour in colours.items():
             width = cell["ledger"].get(name, 0) / (1 << 20)
-            colour = LEDGER_COLOURS[names.index(name) % len(LEDGER_COLOURS)]
             panel.barh(y, width, left=left, color=colour, height=0.66)
             left += width
-        panel.text(left, y, f"  {left:.1f} MiB", va="center")
+        panel.text(left, y, f"  {left:.1f}" if left >= 1 else f"  {left:.2g}", va="center")
     panel.set_yticks(range(len(cells)), [_row_name(cell) for cell in cells])
     panel.set_ylim(len(cells) - 0.5, -0.5)
+    panel.locator_params(axis="x", nbins=5)
     panel.grid(visible=False, axis="y")
-    panel.margins(x=0.1)
+    panel.margins(x=0.16)
+    panel.set_title(f"drafter {mode}", loc="left")
     panel.set_xlabel("MiB on the device")
-    for name in names:
-        colour = LEDGER_COLOURS[names.index(name) % len(LEDGER_COLOURS)]
-        panel.barh(0, 0, color=colour, label=name.replace("_", " "))
-    figure.legend(loc="outside upper left", ncols=max(1, len(names)), frameon=False)
-    return _svg(figure)
+    return _svg(figure, f"bytes on the device by ring, drafter {mode}")
 
 
 def _axes_of(summary: Json) -> tuple[list[int], list[str]]:
@@ -275,6 +303,23 @@ def _spread(panel: Axes, x: float, spread: Json | None, colour: str, *, hollow: 
     panel.plot(x, spread["mean"], "o", mfc=face, mec=colour, mew=1.6, ms=6.5)
 
 
+def _top(cells: list[Json], measure: str) -> float:
+    """Return where the axis of a measure ends, one for all tiers, so that panels compare."""
+    values = [0.0]
+    for cell in cells:
+        if spread := cell[measure]:
+            values += [spread["mean"], *spread["by_passage"].values()]
+        if predicted := cell.get(f"predicted_{measure}"):
+            values.append(predicted["mean"])
+    return 1.12 * max(values) or 1.0
+
+
+def _tier_axis(panel: Axes, tiers: list[int]) -> None:
+    panel.set_xticks(range(len(tiers)), [format_cells(tier) for tier in tiers])
+    panel.set_xlim(-0.6, len(tiers) - 0.4)
+    panel.set_xlabel("prompt (cells)")
+
+
 def _ring_axis(panel: Axes, cells: list[Json]) -> None:
     names = [
         format_cells(c["ring_cells"]) + ("\ndefault" if c["is_default"] else "") for c in cells
@@ -284,8 +329,7 @@ def _ring_axis(panel: Axes, cells: list[Json]) -> None:
 
 
 def _row_name(cell: Json) -> str:
-    tier, ring = (format_cells(cell[name]) for name in ("tier_cells", "ring_cells"))
-    name = f"{tier}  {cell['mode']:>3}  ring {ring}"
+    name = f"{cell['mode']}  ring {format_cells(cell['ring_cells'])}"
     return name + (" (default)" if cell["is_default"] else "")
 
 
@@ -301,9 +345,13 @@ def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _svg(figure: Figure) -> str:
-    """Return a figure as an SVG element without prologue, dates or a background."""
+def _svg(figure: Figure, says: str) -> str:
+    """Return a figure as an SVG element without prologue, dates or a background.
+
+    The names of its groups go, for the next panel of the page has them too.
+    """
     text = io.StringIO()
     figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = text.getvalue()
-    return svg[svg.index("<svg") :]
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg[svg.index("<svg") :])
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{says}" ', 1)

@@ -8,7 +8,7 @@ from typing import Any
 
 from strata.errors import StoreError
 from strata.files import write_whole
-from strata.tuner.report.figures import draw_all
+from strata.tuner.report.figures import draw_all, ledger_colours
 from strata.units import format_bytes, format_cells
 
 TEMPLATE = Path(__file__).parent.parent.parent / "data" / "templates" / "tune-report.html.j2"
@@ -18,8 +18,13 @@ VERDICT_WORDS = {
     "equivalent": "within the margin: the default stays",
     "worse": "every other ring is slower by more than the margin: the default stays",
     "undecided": "not sure in either way: the default stays",
-    "no evidence": "no other ring was tested: the default stays",
+    "no evidence": "no other ring could be judged: the default stays",
     "invalid": "the evidence contradicts itself: nothing is concluded",
+}
+PURPOSE_WORDS = {
+    "decode": "decode",
+    "break-even": "price the drafter",
+    "prefill": "time the prompt",
 }
 
 
@@ -52,6 +57,8 @@ def render(summary: dict[str, Any]) -> str:
     return template.render(
         s=summary,
         figures=draw_all(summary),
+        ledger_colours=ledger_colours(summary),
+        purpose_words=PURPOSE_WORDS,
         verdict_words=VERDICT_WORDS,
         data=json.dumps(summary, allow_nan=False).replace("</", "<\\/"),
     )

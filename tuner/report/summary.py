@@ -10,16 +10,21 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from strata.policy.table import PolicyTable
 from strata.policy.table_document import to_document
+from strata.tuner.conclude import usage_words
 from strata.tuner.evidence import evidence_of
+from strata.tuner.record import TrialRecord
+from strata.tuner.report.counts import add_up, count_measured
 from strata.tuner.report.prediction import add_predictions
 from strata.tuner.store import TrialStore
 from strata.tuner.study import StudyRecord
-from strata.tuner.sweep import count_pairs
-from strata.tuner.verdict import verdict_of
+from strata.tuner.verdict import StudyVerdict, verdict_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,9 +39,13 @@ COUNTERS = ("kv_lookups", "kv_hits", "kv_misses", "kv_bytes", "kv_overflows")
 Json = dict[str, Any]
 
 
-def summarise(store: TrialStore, study: StudyRecord, table: PolicyTable) -> Json:
-    """Return the whole report of a study as plain JSON."""
+def summarise(
+    store: TrialStore, study: StudyRecord, table: PolicyTable, *, table_path: str | None = None
+) -> Json:
+    """Return the whole report of a study as plain JSON; `table_path` is where its table lies."""
     frame = evidence_of(store, study)
+    records = _held(store.trials(study.study), frame)
+    measured = count_measured(store, study, records)
     cells = [
         _cell(group, tier, mode, ring, study.default_ring_cells)
         for (tier, mode, ring), group in frame.groupby(
@@ -46,23 +55,28 @@ def summarise(store: TrialStore, study: StudyRecord, table: PolicyTable) -> Json
     _add_prompts(cells, frame, store.frame(study.study, purpose="prefill"))
     _add_gains(cells, frame)
     model = add_predictions(cells, frame)
-    done, total = count_pairs(study, store)
     verdict = verdict_of(store, study)
     return {
         "schema": SCHEMA,
         "study": {name: value for name, value in study.to_json().items() if name != "plan"},
         "plan": json.loads(study.plan),
-        "pairs_done": done,
-        "pairs_total": total,
+        "measured": measured,
+        "total": add_up(measured),
+        "runs_stored": len(store.every_trial(study.study)),
         "so_far": verdict.samples.so_far,
         "reasons": verdict.reasons,
+        "two_stages": verdict.samples.has_two_stages,
+        "tests": len(verdict.candidates),
+        "use": None if table_path is None else usage_words(study, table, table_path),
         "trials": len(frame),
         "kinds": {str(kind): int(n) for kind, n in frame["kind"].value_counts().items()},
-        "failures": _failures(frame),
+        "failures": _failures(records),
         "confidence": CONFIDENCE,
         "cells": cells,
         "model": model,
-        "entries": [_entry(entry, cells, study) for entry in to_document(table)["entries"]],
+        "entries": [
+            _entry(entry, cells, study, verdict) for entry in to_document(table)["entries"]
+        ],
         "table": to_document(table),
     }
 
@@ -158,12 +172,14 @@ def interval(values: list[float]) -> tuple[float, float | None, float | None]:
     )
 
 
-def _entry(entry: Json, cells: list[Json], study: StudyRecord) -> Json:
-    """Return a table entry beside the ring that simply measured best."""
+def _entry(entry: Json, cells: list[Json], study: StudyRecord, verdict: StudyVerdict) -> Json:
+    """Return a table entry with its word and the ring it is about, beside the measured best."""
+    place = (entry["tier_cells"], entry["mode"])
+    judged = next((one for one in verdict.entries if (one.tier_cells, one.mode) == place), None)
     mine = [
         cell
         for cell in cells
-        if (cell["tier_cells"], cell["mode"]) == (entry["tier_cells"], entry["mode"])
+        if (cell["tier_cells"], cell["mode"]) == place
         and (cell["gain"] is not None or cell["is_default"])
         and cell["usable_runs"]
     ]
@@ -171,7 +187,9 @@ def _entry(entry: Json, cells: list[Json], study: StudyRecord) -> Json:
     chosen = [cell for cell in mine if cell["ring_cells"] == entry["ring_cells"]]
     return {
         **entry,
+        "word": verdict.word_at(*place),
         "is_default": entry["ring_cells"] == study.default_ring_cells,
+        "tested_ring_cells": judged.best.ring_cells if judged and judged.best else None,
         "measured_best_ring_cells": best["ring_cells"] if best else None,
         "measured_best_gain": _gain_or_zero(best) if best else None,
         "chosen_gain": _gain_or_zero(chosen[0]) if chosen else None,
@@ -183,20 +201,36 @@ def _gain_or_zero(cell: Json) -> float:
     return 0.0 if cell["is_default"] else float(cell["gain"]["mean"])
 
 
-def _failures(frame: pd.DataFrame) -> list[Json]:
+def _held(records: Sequence[TrialRecord], frame: pd.DataFrame) -> list[TrialRecord]:
+    """Return the records with what came of holding their outputs against each other."""
+    found = {
+        str(key): (str(kind), str(message))
+        for key, kind, message in zip(
+            frame["trial_id"], frame["kind"], frame["message"], strict=True
+        )
+    }
+    held = [(one, *found.get(one.trial_id, (one.kind, one.message))) for one in records]
+    return [replace(one, kind=kind, message=message) for one, kind, message in held]
+
+
+def _failures(records: Sequence[TrialRecord]) -> list[Json]:
     """Return the failed trials by kind and place, with the first message of each."""
-    failed = frame[frame["kind"] != "ok"]
-    keys = ["kind", "tier_cells", "mode", "ring_cells"]
+    failed = [one for one in records if one.kind != "ok"]
+    groups: dict[tuple[str, str, int, str, int], list[TrialRecord]] = defaultdict(list)
+    for one in failed:
+        place = (one.purpose, one.kind, one.tier_cells, one.mode, one.ring_cells)
+        groups[place].append(one)
     return [
         {
-            "kind": str(kind),
-            "tier_cells": int(tier),
-            "mode": str(mode),
-            "ring_cells": int(ring),
+            "purpose": purpose,
+            "kind": kind,
+            "tier_cells": tier,
+            "mode": mode,
+            "ring_cells": ring,
             "trials": len(group),
-            "message": str(group["message"].iloc[0]),
+            "message": group[0].message,
         }
-        for (kind, tier, mode, ring), group in failed.groupby(keys, sort=True)
+        for (purpose, kind, tier, mode, ring), group in sorted(groups.items())
     ]
 
 
